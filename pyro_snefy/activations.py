@@ -1,0 +1,254 @@
+r"""Activation functions of squared neural families."""
+
+__all__ = [
+    "Activation",
+    "Cis",
+    "Cos",
+    "Erf",
+    "Exp",
+    "FourierActivation",
+    "GELU",
+    "GaussianActivation",
+    "Identity",
+    "LeakyReLU",
+    "ReLU",
+    "Sin",
+    "Snake",
+    "Step",
+]
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .forms import Features
+
+
+class Activation:
+    r"""A function :math:`\sigma: \mathbb{R} \to \mathbb{R}` applied to each preactivation.
+
+    Activations are small immutable values, compared by value. Kernels are found by dispatch on
+    their type, see :func:`pyro_snefy.kernels.register_kernel`.
+    """
+
+    wide: ClassVar[bool] = False  # whether preactivations are to be in float64
+
+    def __call__(self, z: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def features(self, z: Tensor) -> Features:
+        r"""The neurons :math:`\sigma(z)`, with a logarithmic scale where they would overflow."""
+        return Features(None, (self(z),))
+
+
+class FourierActivation(Activation):
+    r"""Activations whose kernel needs the characteristic function of the base."""
+
+
+class GaussianActivation(Activation):
+    r"""Activations whose kernel under a Gaussian base is a bivariate normal expectation."""
+
+
+@dataclass(frozen=True)
+class Cos(FourierActivation):
+    r"""The cosine, :math:`\sigma(z) = \cos z`.
+
+    Example:
+        >>> Cos()(torch.zeros(2))
+        tensor([1., 1.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.cos()
+
+
+@dataclass(frozen=True)
+class Sin(FourierActivation):
+    r"""The sine, :math:`\sigma(z) = \sin z`.
+
+    Example:
+        >>> Sin()(torch.zeros(2))
+        tensor([0., 0.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.sin()
+
+
+@dataclass(frozen=True)
+class Cis(FourierActivation):
+    r"""The complex exponential, :math:`\sigma(z) = e^{iz} = \cos z + i \sin z`.
+
+    It is the only activation that takes a complex readout or a Hermitian gram.
+
+    Example:
+        >>> Cis()(torch.zeros(1))
+        tensor([1.+0.j])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.complex(z.cos(), z.sin())
+
+    def features(self, z: Tensor) -> Features:
+        # Real and imaginary parts, to be read by a real matrix of twice the width.
+        return Features(None, (torch.cat([z.cos(), z.sin()], dim=-1),))
+
+
+@dataclass(frozen=True)
+class Snake(FourierActivation):
+    r"""The snake, :math:`\sigma(z) = z + \sin^2(a z) / a`.
+
+    Arguments:
+        a: The frequency :math:`a > 0`.
+        offset: If false, :math:`1 / 2a` is subtracted, which leaves
+            :math:`z - \cos(2 a z) / 2a`.
+
+    Example:
+        >>> Snake(a=2.0)(torch.zeros(1))
+        tensor([0.])
+    """
+
+    a: float = 1.0
+    offset: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.a) and self.a > 0):
+            raise ValueError(f"Snake: expected a finite a > 0, got a={self.a!r}.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        if self.offset:
+            return z + (self.a * z).sin().square() / self.a
+        return z - (2 * self.a * z).cos() / (2 * self.a)
+
+
+@dataclass(frozen=True)
+class Identity(FourierActivation):
+    r"""The identity, :math:`\sigma(z) = z`.
+
+    Example:
+        >>> Identity()(torch.ones(1))
+        tensor([1.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z
+
+
+@dataclass(frozen=True)
+class Exp(Activation):
+    r"""The exponential, :math:`\sigma(z) = e^{s z}`.
+
+    ``Exp(0.5)`` makes a single neuron the exponential family of the base with natural
+    parameter :math:`w`.
+
+    Arguments:
+        scale: The scale :math:`s > 0`.
+
+    Example:
+        >>> Exp(0.5)(torch.zeros(1))
+        tensor([1.])
+    """
+
+    # The error of an exponent is the error of the log-density.
+    wide: ClassVar[bool] = True
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"Exp: expected a finite scale > 0, got scale={self.scale!r}.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return (self.scale * z).exp()
+
+    def features(self, z: Tensor) -> Features:
+        return Features(self.scale * z, (None,))
+
+
+@dataclass(frozen=True)
+class Erf(GaussianActivation):
+    r"""The error function, :math:`\sigma(z) = \mathrm{erf}(z)`.
+
+    Example:
+        >>> Erf()(torch.zeros(1))
+        tensor([0.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.erf()
+
+
+@dataclass(frozen=True)
+class Step(GaussianActivation):
+    r"""The Heaviside step, :math:`\sigma(z) = 1` for :math:`z > 0` and :math:`0` elsewhere.
+
+    Example:
+        >>> Step()(torch.tensor([-1.0, 0.0, 1.0]))
+        tensor([0., 0., 1.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return (z > 0).to(z.dtype)
+
+
+@dataclass(frozen=True)
+class ReLU(GaussianActivation):
+    r"""The rectified power, :math:`\sigma(z) = \max(z, 0)^p`.
+
+    Arguments:
+        power: The power :math:`p \geq 1`, an integer.
+
+    Example:
+        >>> ReLU(power=2)(torch.tensor([-1.0, 3.0]))
+        tensor([0., 9.])
+    """
+
+    power: int = 1
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.power, int) and self.power >= 1):
+            raise ValueError(f"ReLU: expected an integer power >= 1, got power={self.power!r}.")
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return z.relu().pow(self.power)
+
+
+@dataclass(frozen=True)
+class LeakyReLU(GaussianActivation):
+    r"""The leaky rectifier, :math:`\sigma(z) = \max(z, 0) + a \min(z, 0)`.
+
+    Arguments:
+        negative_slope: The slope :math:`a` on the negative side.
+
+    Example:
+        >>> LeakyReLU(0.5)(torch.tensor([-1.0, 3.0]))
+        tensor([-0.5000,  3.0000])
+    """
+
+    negative_slope: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.negative_slope):
+            raise ValueError(
+                "LeakyReLU: expected a finite negative_slope, "
+                f"got negative_slope={self.negative_slope!r}."
+            )
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.leaky_relu(z, self.negative_slope)
+
+
+@dataclass(frozen=True)
+class GELU(GaussianActivation):
+    r"""The Gaussian error linear unit, :math:`\sigma(z) = z \, \Phi(z)`.
+
+    Example:
+        >>> GELU()(torch.zeros(1))
+        tensor([0.])
+    """
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(z)

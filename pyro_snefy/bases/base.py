@@ -1,0 +1,251 @@
+r"""What a base measure supplies: a support, a statistic, a density, and transforms."""
+
+__all__ = ["Base", "FourierBase", "LaplaceBase", "Pairs", "check_dimension", "cutoff_exp"]
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints
+
+from ..activations import Activation, Exp
+
+Self = TypeVar("Self", bound="Base")
+Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+# e^-100 is far below the rounding of any sum it enters, and well above the denormal numbers of
+# float64 even after a multiplication by small readouts. Denormals are slow on every CPU.
+_CUTOFF = -100.0
+
+
+def cutoff_exp(x: Tensor) -> Tensor:
+    r"""Returns :math:`e^x`, or zero where it is negligible beside one."""
+    return torch.where(x > _CUTOFF, x.clamp(min=_CUTOFF).exp(), torch.zeros_like(x))
+
+
+def check_dimension(base: object, d: int, least: int) -> None:
+    """Raises unless the dimension is an integer that is large enough."""
+    if not (isinstance(d, int) and d >= least):
+        raise ValueError(f"{type(base).__name__}: expected an integer d >= {least}, got d={d!r}.")
+
+
+class Base:
+    r"""A measure :math:`\mu` on an event space, with a statistic :math:`t(x)`.
+
+    Bases are immutable values. Their tensors have batch dimensions on the left, which broadcast
+    with those of the parameters of a :class:`~pyro_snefy.SNEFY`. A subclass names its tensors in
+    ``arg_constraints``.
+
+    Arguments:
+        batch_shape: The batch shape of the tensors.
+        event_shape: The shape of one event :math:`x`.
+        num_statistics: The length :math:`D` of :math:`t(x)`.
+        validate_args: Whether the tensors are checked; as in :mod:`torch.distributions`.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    is_discrete: ClassVar[bool] = False  # densities are with respect to counting measure
+
+    def __init__(
+        self,
+        batch_shape: Size,
+        event_shape: Size,
+        num_statistics: int,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.batch_shape = batch_shape
+        self.event_shape = event_shape
+        self.num_statistics = num_statistics
+        if Distribution._validate_args if validate_args is None else validate_args:
+            self._validate()
+
+    def _validate(self) -> None:
+        for name, constraint in self.arg_constraints.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            valid = constraint.check(value) if not constraints.is_dependent(constraint) else True
+            if not (torch.as_tensor(valid).all() and value.isfinite().all()):
+                raise ValueError(
+                    f"{type(self).__name__}: expected {name} to be finite and to satisfy "
+                    f"{constraint}, got {value}."
+                )
+
+    @property
+    def event_dim(self) -> int:
+        """The number of dimensions of an event."""
+        return len(self.event_shape)
+
+    @property
+    def support(self) -> Any:
+        """The constraint that events satisfy."""
+        raise NotImplementedError
+
+    def weight_constraint(self, activation: Activation) -> Any:
+        """The constraint that the weights of a SNEFY satisfy."""
+        return constraints.independent(constraints.real, 2)
+
+    def parts(self) -> tuple["Base", ...]:
+        """The bases that this one is made of: itself, unless it is a composition."""
+        return (self,)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of this base, by name."""
+        for name in self.arg_constraints:
+            value = getattr(self, name)
+            if value is not None:
+                yield name, value
+
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The same base with a function applied to each of its tensors."""
+        new = copy.copy(self)
+        for name, value in self.tensors():
+            setattr(new, name, function(value))
+        return new
+
+    def statistic(self, x: Tensor) -> Tensor:
+        r"""The statistic :math:`t(x)`, with shape :math:`(*, D)`."""
+        return x if self.event_dim else x.unsqueeze(-1)
+
+    def example(self, like: Tensor) -> Tensor:
+        """A point of the support, with the dtype and device of a tensor."""
+        return like.new_zeros(self.event_shape)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in self.tensors())
+        return f"{type(self).__name__}({fields})"
+
+
+class FourierBase(Base):
+    r"""A base that supplies its characteristic function.
+
+    All expectations are integrals against :math:`\mu`, of the *centred* statistic
+    :math:`\tilde{t} = t - c`, where :math:`c` is the mean of :math:`t` under :math:`\mu`
+    normalised. Complex values are pairs of real and imaginary parts, where None stands for an
+    imaginary part that is zero.
+    """
+
+    def mass(self, like: Tensor) -> Tensor:
+        r"""The total mass :math:`\mu(\Omega)`, with shape :math:`(*)`."""
+        return like.new_ones(())
+
+    def mean(self, like: Tensor) -> Tensor:
+        r"""The mean :math:`c` of the statistic, with shape :math:`(*, D)`."""
+        raise NotImplementedError
+
+    def covariance(self, like: Tensor) -> Tensor:
+        r"""The covariance of the statistic, with shape :math:`(*, D, D)`."""
+        raise NotImplementedError
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""The transform :math:`\int e^{i \omega \cdot \tilde{t}} \, d\mu`.
+
+        Arguments:
+            omega: The frequencies, with shape :math:`(*, E, D)`.
+
+        Returns:
+            Real and imaginary part, each with shape :math:`(*, E)`.
+        """
+        raise NotImplementedError
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
+        r"""The transform :math:`\int \tilde{t} \, e^{i \omega \cdot \tilde{t}} \, d\mu`.
+
+        Arguments:
+            omega: The frequencies, with shape :math:`(*, E, D)`.
+
+        Returns:
+            Real and imaginary part, each with shape :math:`(*, E, D)`.
+        """
+        raise NotImplementedError
+
+    def pair_characteristics(self, weight: Tensor) -> Pairs:
+        r"""The characteristic function at all :math:`w_i - w_j`, and at all :math:`w_i + w_j`.
+
+        Arguments:
+            weight: The weights, with shape :math:`(*, n, D)`.
+
+        Returns:
+            Two pairs of real and imaginary part, each with shape :math:`(*, n, n)`.
+        """
+        left, right = weight.unsqueeze(-2), weight.unsqueeze(-3)
+        return self._at_pairs(left - right), self._at_pairs(left + right)
+
+    def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        n = omega.shape[-2]
+        real, imag = self.characteristic(omega.flatten(-3, -2))
+        return (
+            real.unflatten(-1, (n, n)),
+            None if imag is None else imag.unflatten(-1, (n, n)),
+        )
+
+
+class LaplaceBase(Base):
+    r"""A base that supplies its log-partition function."""
+
+    def natural_constraint(self, scale: float) -> Any:
+        r"""The constraint on :math:`w` for which :math:`2 s w` is a natural parameter."""
+        return constraints.independent(constraints.real, 1)
+
+    def weight_constraint(self, activation: Activation) -> Any:
+        if isinstance(activation, Exp):
+            return constraints.independent(self.natural_constraint(activation.scale), 1)
+        return super().weight_constraint(activation)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        r"""The log-partition function :math:`A(\eta) = \log \int e^{\eta \cdot t(x)} \mu(dx)`.
+
+        Arguments:
+            eta: The natural parameters, with shape :math:`(*, E, D)`.
+
+        Returns:
+            The values, with shape :math:`(*, E)`.
+        """
+        raise NotImplementedError
+
+    def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The log-partition function at all pairs, split into scales and correlations.
+
+        Arguments:
+            weight: The weights, with shape :math:`(*, n, D)`.
+
+        Returns:
+            :math:`\frac{1}{2} A(2 w_i)`, with shape :math:`(*, n)`, and
+            :math:`A(w_i + w_j) - \frac{1}{2} A(2 w_i) - \frac{1}{2} A(2 w_j) \leq 0`, with shape
+            :math:`(*, n, n)`.
+        """
+        n = weight.shape[-2]
+        scale = self.log_partition(2 * weight) / 2
+        pairs = (weight.unsqueeze(-2) + weight.unsqueeze(-3)).flatten(-3, -2)
+        joint = self.log_partition(pairs).unflatten(-1, (n, n))
+        return scale, joint - scale.unsqueeze(-1) - scale.unsqueeze(-2)
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Mean and covariance of :math:`x` under the member :math:`\propto e^{\eta \cdot t} \mu`.
+
+        The default differentiates the log-partition function, which is right where
+        :math:`t(x) = x`.
+
+        Arguments:
+            eta: The natural parameters, with shape :math:`(*, E, D)`.
+
+        Returns:
+            The mean, with shape :math:`(*, E, d)`, and the covariance,
+            with shape :math:`(*, E, d, d)`.
+        """
+        with torch.enable_grad():
+            batch = torch.broadcast_shapes(self.batch_shape, eta.shape[:-2])
+            eta = eta.expand(batch + eta.shape[-2:])
+            eta = eta if eta.requires_grad else eta.detach().requires_grad_()
+            (mean,) = torch.autograd.grad(self.log_partition(eta).sum(), eta, create_graph=True)
+            rows = [
+                torch.autograd.grad(component.sum(), eta, create_graph=True)[0]
+                for component in mean.unbind(-1)
+            ]
+        return mean, torch.stack(rows, dim=-1)

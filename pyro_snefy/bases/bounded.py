@@ -1,0 +1,167 @@
+r"""Bases on cubes and boxes."""
+
+__all__ = ["Pushforward", "UniformBox", "UniformCube"]
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from .base import FourierBase, LaplaceBase, Pairs, check_dimension
+from .gaussian import Gaussian
+
+
+class UniformBox(FourierBase, LaplaceBase):
+    r"""The uniform law on a box :math:`[l, u]`, with :math:`t(x) = x`.
+
+    Arguments:
+        low: The lower corner :math:`l`, with shape :math:`(*, d)`.
+        high: The upper corner :math:`u`, with shape :math:`(*, d)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> UniformBox(torch.zeros(2), torch.ones(2)).event_shape
+        torch.Size([2])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "low": constraints.real,
+        "high": constraints.real,
+    }
+
+    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
+        try:
+            shape = torch.broadcast_shapes(low.shape, high.shape)
+            if not shape:
+                raise RuntimeError
+        except RuntimeError:
+            raise ValueError(
+                "UniformBox: expected low and high with shape (*, d), "
+                f"got {tuple(low.shape)} and {tuple(high.shape)}."
+            ) from None
+        self.low, self.high = low, high
+        super().__init__(shape[:-1], shape[-1:], shape[-1], validate_args)
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not (self.low < self.high).all():
+            raise ValueError(
+                f"UniformBox: expected low < high, got low {self.low} and high {self.high}."
+            )
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.interval(self.low, self.high), 1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.mean(like)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        log_density = -(self.high - self.low).log().sum(-1)
+        return log_density.expand(torch.broadcast_shapes(x.shape[:-1], self.batch_shape))
+
+    def _half(self) -> Tensor:
+        return ((self.high - self.low) / 2).unsqueeze(-2)  # (*, 1, d)
+
+    def mean(self, like: Tensor) -> Tensor:
+        return (self.high + self.low) / 2
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return torch.diag_embed((self.high - self.low).square() / 12)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
+        # sin(x) / x is the function 0F1(3/2; -x^2 / 4), smooth in x^2 with all its derivatives.
+        return hyp0f1_oscillating(1.5, (omega * self._half()).square()).prod(-1), None
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
+        half = self._half()
+        square = (omega * half).square()
+        sinc = hyp0f1_oscillating(1.5, square)
+        slope = omega * half.square() / 3 * hyp0f1_oscillating(2.5, square)
+        return None, slope * _product_of_others(sinc)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        mean = self.mean(eta).unsqueeze(-2)
+        return (eta * mean + log_hyp0f1(1.5, (eta * self._half()).square())).sum(-1)
+
+
+def _product_of_others(x: Tensor) -> Tensor:
+    # Products over all coordinates but one; a quotient would divide by zeros.
+    ones = torch.ones_like(x[..., :1])
+    left = torch.cat([ones, x[..., :-1]], dim=-1).cumprod(-1)
+    right = torch.cat([ones, x[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
+    return left * right
+
+
+class Pushforward(FourierBase, LaplaceBase):
+    r"""A base whose statistic follows the law of another base, the latent one."""
+
+    def latent(self, like: Tensor) -> Any:
+        r"""The law of :math:`t(x)`, with the dtype and device of a tensor."""
+        raise NotImplementedError
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self.latent(like).mean(like)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return self.latent(like).covariance(like)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self.latent(omega).characteristic(omega)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
+        return self.latent(omega).characteristic_moment(omega)
+
+    def pair_characteristics(self, weight: Tensor) -> Pairs:
+        return self.latent(weight).pair_characteristics(weight)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return self.latent(eta).log_partition(eta)
+
+    def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.latent(weight).pair_log_partitions(weight)
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError(f"{type(self).__name__} has no closed-form moments.")
+
+
+class UniformCube(Pushforward):
+    r"""The uniform law on :math:`[0, 1]^d`, with :math:`t(x) = \Phi^{-1}(x)`.
+
+    The statistic is standard normal, so that every kernel of a Gaussian base holds here.
+
+    Arguments:
+        d: The dimension.
+
+    Example:
+        >>> UniformCube(2).statistic(torch.tensor([0.5, 0.5]))
+        tensor([0., 0.])
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 1)
+        super().__init__(Size(), Size((d,)), d)
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.unit_interval, 1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_full(self.event_shape, 0.5)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        # The faces have measure zero, and no finite statistic: they stand for the nearest floats.
+        info = torch.finfo(x.dtype)
+        return torch.special.ndtri(x.clamp(min=info.tiny, max=1 - info.eps / 2))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[:-1])
+
+    def latent(self, like: Tensor) -> Gaussian:
+        zeros = like.new_zeros(self.event_shape)
+        return Gaussian(zeros, torch.ones_like(zeros), validate_args=False)
+
+    def __repr__(self) -> str:
+        return f"UniformCube({self.num_statistics})"

@@ -1,0 +1,239 @@
+r"""Bases on counts and on finite sets."""
+
+__all__ = ["Discrete", "Geometric", "PointMass", "Poisson"]
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from ..constraints import finite_set
+from .base import FourierBase, LaplaceBase
+
+
+def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
+    modulus = log_modulus.exp()
+    return modulus * phase.cos(), modulus * phase.sin()
+
+
+class Poisson(FourierBase, LaplaceBase):
+    r"""The Poisson law, with :math:`t(x) = x`.
+
+    Arguments:
+        rate: The rate :math:`\lambda`, with shape :math:`(*)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Poisson(torch.tensor(2.0)).log_density(torch.tensor(0.0))
+        tensor(-2.)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive}
+    is_discrete = True
+
+    def __init__(self, rate: Tensor, *, validate_args: bool | None = None) -> None:
+        self.rate = rate
+        super().__init__(rate.shape, Size(), 1, validate_args)
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return torch.xlogy(x, self.rate) - self.rate - (x + 1).lgamma()
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self.rate.unsqueeze(-1)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return self.rate[..., None, None]
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        omega, rate = omega.squeeze(-1), self.rate.unsqueeze(-1)
+        return _polar(-2 * rate * (omega / 2).sin().square(), rate * (omega.sin() - omega))
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        real, imag = (part.unsqueeze(-1) for part in self.characteristic(omega))
+        rate = self.rate[..., None, None]
+        # E[(x - rate) e^{i w (x - rate)}] = rate (e^{i w} - 1) times the characteristic function.
+        a, b = -2 * rate * (omega / 2).sin().square(), rate * omega.sin()
+        return a * real - b * imag, a * imag + b * real
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return self.rate.unsqueeze(-1) * eta.squeeze(-1).expm1()
+
+
+class Geometric(FourierBase, LaplaceBase):
+    r"""The geometric law, of masses :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`.
+
+    With ``Exp(s)``, weights are below :math:`-\log(1 - p) / 2s`.
+
+    Arguments:
+        probs: The probability :math:`p` of success, with shape :math:`(*)`, in :math:`(0, 1)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Geometric(torch.tensor(0.5)).log_density(torch.tensor(0.0))
+        tensor(-0.6931)
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"probs": constraints.unit_interval}
+    is_discrete = True
+
+    def __init__(self, probs: Tensor, *, validate_args: bool | None = None) -> None:
+        self.probs = probs
+        super().__init__(probs.shape, Size(), 1, validate_args)
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not ((self.probs > 0) & (self.probs < 1)).all():
+            raise ValueError(f"Geometric: expected 0 < probs < 1, got {self.probs}.")
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    def natural_constraint(self, scale: float) -> Any:
+        bound = -torch.log1p(-self.probs)[..., None, None] / (2 * scale)
+        return constraints.independent(constraints.less_than(bound), 1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return self.probs.log() + x * torch.log1p(-self.probs)
+
+    def mean(self, like: Tensor) -> Tensor:
+        return ((1 - self.probs) / self.probs).unsqueeze(-1)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return ((1 - self.probs) / self.probs.square())[..., None, None]
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
+        modulus, phase = self._denominator(omega, probs)
+        mean = (1 - probs) / probs
+        return _polar(probs.log() - modulus, -phase - mean * omega)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        real, imag = self.characteristic(omega)
+        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
+        modulus, phase = self._denominator(omega, probs)
+        mean = (1 - probs) / probs
+        # E[x e^{iwx}] = p r e^{iw} / (1 - r e^{iw})^2, then centred.
+        a, b = _polar(
+            (probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega
+        )
+        return (a - mean * real).unsqueeze(-1), (b - mean * imag).unsqueeze(-1)
+
+    @staticmethod
+    def _denominator(omega: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        # Log-modulus and phase of 1 - r e^{iw}, without cancellation for small w.
+        real = probs + 2 * (1 - probs) * (omega / 2).sin().square()
+        imag = -(1 - probs) * omega.sin()
+        return (real.square() + imag.square()).log() / 2, torch.atan2(imag, real)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        probs = self.probs.unsqueeze(-1)
+        exponent = eta.squeeze(-1) + torch.log1p(-probs)
+        return probs.log() - (-exponent.expm1()).log()
+
+
+class Discrete(FourierBase, LaplaceBase):
+    r"""Masses on a finite set of points, with :math:`t(x) = x`.
+
+    Every activation has a closed form here: a sum.
+
+    Arguments:
+        points: The points, with shape :math:`(K,)` for scalar events and :math:`(K, d)` for
+            vectors.
+        masses: The masses, positive, with shape :math:`(*, K)`; they need not add up to one.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Discrete(torch.arange(3.0), torch.ones(3)).event_shape
+        torch.Size([])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "points": constraints.real,
+        "masses": constraints.positive,
+    }
+    is_discrete = True
+
+    def __init__(
+        self, points: Tensor, masses: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        if points.dim() not in (1, 2) or masses.dim() < 1 or len(points) != masses.shape[-1]:
+            raise ValueError(
+                "Discrete: expected points with shape (K,) or (K, d) and masses with shape "
+                f"(*, K), got {tuple(points.shape)} and {tuple(masses.shape)}."
+            )
+        self.points, self.masses = points, masses
+        event = points.shape[1:]
+        super().__init__(masses.shape[:-1], event, math.prod(event), validate_args)
+
+    @property
+    def support(self) -> Any:
+        return finite_set(self.points, self.event_dim)
+
+    @property
+    def vectors(self) -> Tensor:
+        r"""The points as vectors, with shape :math:`(K, D)`."""
+        return self.points if self.event_dim else self.points.unsqueeze(-1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.points[0]
+
+    def log_density(self, x: Tensor) -> Tensor:
+        matches = x.unsqueeze(-1 - self.event_dim) == self.points
+        matches = matches.all(-1) if self.event_dim else matches
+        # Equal points add their masses.
+        return (matches * self.masses).sum(-1).log()
+
+    def mass(self, like: Tensor) -> Tensor:
+        return self.masses.sum(-1)
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self.masses @ self.vectors / self.masses.sum(-1, keepdim=True)
+
+    def _centred(self, like: Tensor) -> Tensor:
+        return self.vectors - self.mean(like).unsqueeze(-2)  # (*, K, D)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        centred = self._centred(like)
+        shares = self.masses / self.masses.sum(-1, keepdim=True)
+        return centred.mT @ (shares.unsqueeze(-1) * centred)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        phase = omega @ self._centred(omega).mT  # (*, E, K)
+        masses = self.masses.unsqueeze(-2)
+        return (masses * phase.cos()).sum(-1), (masses * phase.sin()).sum(-1)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        centred = self._centred(omega)
+        phase = omega @ centred.mT
+        masses = self.masses.unsqueeze(-2)
+        return (masses * phase.cos()) @ centred, (masses * phase.sin()) @ centred
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return (eta @ self.vectors.mT + self.masses.log().unsqueeze(-2)).logsumexp(-1)
+
+
+class PointMass(Discrete):
+    r"""A unit mass on one point, for use inside a :class:`~pyro_snefy.bases.Mixture`.
+
+    Arguments:
+        x: The point, with shape :math:`()` or :math:`(d,)`.
+
+    Example:
+        >>> PointMass(torch.tensor(0.0)).event_shape
+        torch.Size([])
+    """
+
+    def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
+        if x.dim() > 1:
+            raise ValueError(
+                f"PointMass: expected x with shape () or (d,), got {tuple(x.shape)}."
+            )
+        points = x.unsqueeze(0)
+        super().__init__(points, x.new_ones(1), validate_args=validate_args)

@@ -1,0 +1,181 @@
+r"""Bases of exponential families."""
+
+__all__ = ["DirichletFamily", "GammaFamily", "NormalFamily", "PoissonFamily"]
+
+import math
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from .base import LaplaceBase, check_dimension
+
+
+class NormalFamily(LaplaceBase):
+    r"""Lebesgue measure on :math:`\mathbb{R}^d`, with :math:`t(x) = (x, x^2)`.
+
+    The members are the normal laws with diagonal covariance. With ``Exp``, the quadratic weights
+    (the last :math:`d` of a row) are negative.
+
+    Arguments:
+        d: The dimension.
+
+    Example:
+        >>> NormalFamily(2).statistic(torch.tensor([2.0, 3.0]))
+        tensor([2., 3., 4., 9.])
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 1)
+        super().__init__(Size(), Size((d,)), 2 * d)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector
+
+    def natural_constraint(self, scale: float) -> Any:
+        d = self.event_shape[0]
+        blocks = [constraints.real, constraints.less_than(0.0)]
+        return constraints.independent(constraints.cat(blocks, dim=-1, lengths=[d, d]), 1)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.square()], dim=-1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[:-1])
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        linear, quadratic = eta.chunk(2, dim=-1)
+        terms = math.log(math.pi) - (-quadratic).log() - linear.square() / (2 * quadratic)
+        return terms.sum(-1) / 2
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        linear, quadratic = eta.chunk(2, dim=-1)
+        return -linear / (2 * quadratic), torch.diag_embed(-0.5 / quadratic)
+
+    def __repr__(self) -> str:
+        return f"NormalFamily({self.event_shape[0]})"
+
+
+class GammaFamily(LaplaceBase):
+    r"""Lebesgue measure on :math:`(0, \infty)`, with :math:`t(x) = (\log x, -x)`.
+
+    The members are the gamma laws. With ``Exp(s)``, a row of weights is above
+    :math:`(-1 / 2s, 0)`.
+
+    Example:
+        >>> GammaFamily().statistic(torch.tensor(1.0))
+        tensor([0., -1.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Size(), Size(), 2)
+
+    @property
+    def support(self) -> Any:
+        return constraints.positive
+
+    def natural_constraint(self, scale: float) -> Any:
+        blocks = [constraints.greater_than(-0.5 / scale), constraints.positive]
+        return constraints.independent(constraints.cat(blocks, dim=-1, lengths=[1, 1]), 1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_ones(())
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return torch.stack([x.log(), -x], dim=-1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        shape, rate = eta.unbind(-1)
+        return (shape + 1).lgamma() - (shape + 1) * rate.log()
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        shape, rate = eta.split(1, dim=-1)
+        mean = (shape + 1) / rate
+        return mean, (mean / rate).unsqueeze(-1)
+
+    def __repr__(self) -> str:
+        return "GammaFamily()"
+
+
+class DirichletFamily(LaplaceBase):
+    r"""Lebesgue measure on the simplex in :math:`\mathbb{R}^d`, with :math:`t(x) = \log x`.
+
+    It is Lebesgue measure in the first :math:`d - 1` coordinates. The members are the Dirichlet
+    laws. With ``Exp(s)``, weights are above :math:`-1 / 2s`.
+
+    Arguments:
+        d: The number :math:`d \geq 2` of coordinates, which add up to one.
+
+    Example:
+        >>> DirichletFamily(3).event_shape
+        torch.Size([3])
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 2)
+        super().__init__(Size(), Size((d,)), d)
+
+    @property
+    def support(self) -> Any:
+        return constraints.simplex
+
+    def natural_constraint(self, scale: float) -> Any:
+        return constraints.independent(constraints.greater_than(-0.5 / scale), 1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_full(self.event_shape, 1 / self.event_shape[0])
+
+    def statistic(self, x: Tensor) -> Tensor:
+        # Points of the boundary have measure zero, and no finite statistic.
+        return x.clamp(min=torch.finfo(x.dtype).tiny).log()
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[:-1])
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        concentration = eta + 1
+        return concentration.lgamma().sum(-1) - concentration.sum(-1).lgamma()
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        concentration = eta + 1
+        total = concentration.sum(-1, keepdim=True)
+        mean = concentration / total
+        spread = torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+        return mean, spread / (total + 1).unsqueeze(-1)
+
+    def __repr__(self) -> str:
+        return f"DirichletFamily({self.event_shape[0]})"
+
+
+class PoissonFamily(LaplaceBase):
+    r"""Masses :math:`1 / x!` on :math:`0, 1, 2, \ldots`, with :math:`t(x) = x`.
+
+    The members are the Poisson laws.
+
+    Example:
+        >>> PoissonFamily().log_density(torch.tensor(2.0))
+        tensor(-0.6931)
+    """
+
+    is_discrete = True
+
+    def __init__(self) -> None:
+        super().__init__(Size(), Size(), 1)
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return -(x + 1).lgamma()
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return eta.squeeze(-1).exp()
+
+    def __repr__(self) -> str:
+        return "PoissonFamily()"

@@ -1,0 +1,153 @@
+r"""Gaussian bases."""
+
+__all__ = ["Gaussian"]
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import MultivariateNormal, Normal, constraints
+
+from .base import FourierBase, LaplaceBase, Pairs, cutoff_exp
+
+
+class Gaussian(FourierBase, LaplaceBase):
+    r"""The normal law :math:`\mathcal{N}(m, C)` with :math:`t(x) = x`.
+
+    Arguments:
+        loc: The mean :math:`m`, with shape :math:`(*, d)`.
+        scale: The standard deviations, with shape :math:`(*, d)`; :math:`C` is diagonal.
+        scale_tril: Instead of ``scale``, a lower Cholesky factor of :math:`C`, with shape
+            :math:`(*, d, d)`.
+        event_dim: With 0, every entry of ``loc`` is the mean of a scalar event.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Gaussian(torch.zeros(3), torch.ones(3))
+        Gaussian(loc: (3,), scale: (3,))
+        >>> Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0).event_shape
+        torch.Size([])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "loc": constraints.real,
+        "scale": constraints.positive,
+        "scale_tril": constraints.lower_cholesky,
+    }
+
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Tensor | None = None,
+        *,
+        scale_tril: Tensor | None = None,
+        event_dim: int = 1,
+        validate_args: bool | None = None,
+    ) -> None:
+        if (scale is None) == (scale_tril is None):
+            raise ValueError("Gaussian: expected exactly one of scale and scale_tril.")
+        if event_dim not in (0, 1):
+            raise ValueError(f"Gaussian: expected event_dim 0 or 1, got {event_dim}.")
+        if event_dim == 0 and scale_tril is not None:
+            raise ValueError("Gaussian: expected scale, not scale_tril, for a scalar event.")
+        if loc.dim() < event_dim:
+            raise ValueError(
+                f"Gaussian: expected loc with shape (*, d), got {tuple(loc.shape)}; "
+                "scalar events need event_dim=0."
+            )
+        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
+        if scale_tril is None:
+            assert scale is not None
+            shape = _broadcast("scale", loc.shape, scale.shape)
+        else:
+            if scale_tril.dim() < 2 or scale_tril.shape[-1] != scale_tril.shape[-2]:
+                raise ValueError(
+                    "Gaussian: expected scale_tril with shape (*, d, d), "
+                    f"got {tuple(scale_tril.shape)}."
+                )
+            shape = _broadcast("scale_tril", loc.shape, scale_tril.shape[:-1])
+        batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
+        super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector if self.event_dim else constraints.real
+
+    def log_density(self, x: Tensor) -> Tensor:
+        if self.scale_tril is not None:
+            law = MultivariateNormal(self.loc, scale_tril=self.scale_tril, validate_args=False)
+            return law.log_prob(x)
+        assert self.scale is not None
+        log_prob = Normal(self.loc, self.scale, validate_args=False).log_prob(x)
+        return log_prob.sum(-1) if self.event_dim else log_prob
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self.loc if self.event_dim else self.loc.unsqueeze(-1)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        if self.scale_tril is not None:
+            return self.scale_tril @ self.scale_tril.mT
+        return torch.diag_embed(self._vector_scale().square())
+
+    def whiten(self, weight: Tensor) -> Tensor:
+        r"""The weights :math:`W L` on a standard normal, where :math:`L L^\top = C`."""
+        if self.scale_tril is not None:
+            return weight @ self.scale_tril
+        return weight * self._vector_scale().unsqueeze(-2)
+
+    def quadratic(self, weight: Tensor) -> Tensor:
+        r"""The covariance :math:`W C W^\top` of the preactivations, with shape :math:`(*, n, n)`."""
+        white = self.whiten(weight)
+        return white @ white.mT
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
+        return cutoff_exp(-self.whiten(omega).square().sum(-1) / 2), None
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
+        real, _ = self.characteristic(omega)
+        return None, real.unsqueeze(-1) * self._times_covariance(omega)
+
+    def pair_characteristics(self, weight: Tensor) -> Pairs:
+        square, diagonal = self._split(weight)
+        return (
+            (cutoff_exp(square - diagonal), None),
+            (cutoff_exp(-square - diagonal), None),
+        )
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        mean = self.mean(eta).unsqueeze(-2)
+        return (eta * mean).sum(-1) + self.whiten(eta).square().sum(-1) / 2
+
+    def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        square, diagonal = self._split(weight)
+        shift = (weight * self.mean(weight).unsqueeze(-2)).sum(-1)
+        return shift + square.diagonal(dim1=-2, dim2=-1), square - diagonal
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        mean = self.mean(eta).unsqueeze(-2) + self._times_covariance(eta)
+        return mean, self.covariance(eta).unsqueeze(-3)
+
+    def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        # |w_i - w_j|^2 / 2 in the metric of C, as the difference of these two.
+        square = self.quadratic(weight)
+        norms = square.diagonal(dim1=-2, dim2=-1) / 2
+        return square, norms.unsqueeze(-1) + norms.unsqueeze(-2)
+
+    def _times_covariance(self, rows: Tensor) -> Tensor:
+        if self.scale_tril is not None:
+            return rows @ self.scale_tril @ self.scale_tril.mT
+        return rows * self._vector_scale().square().unsqueeze(-2)
+
+    def _vector_scale(self) -> Tensor:
+        assert self.scale is not None
+        scale = self.scale if self.event_dim else self.scale.unsqueeze(-1)
+        return scale
+
+
+def _broadcast(name: str, loc: Size, other: Size) -> Size:
+    try:
+        return torch.broadcast_shapes(loc, other)
+    except RuntimeError:
+        raise ValueError(
+            f"Gaussian: expected {name} to match loc with shape {tuple(loc)}, got {tuple(other)}."
+        ) from None

@@ -1,0 +1,359 @@
+r"""Mixtures of bases."""
+
+__all__ = ["GaussianMixture", "Interval", "Mixture", "MixtureBase"]
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from ..activations import Activation
+from ..constraints import intervals, union
+from .base import Base, FourierBase, LaplaceBase, Pairs
+from .bounded import UniformBox
+from .gaussian import Gaussian
+
+Self = TypeVar("Self", bound="Base")
+Evaluation = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+
+
+class MixtureBase(FourierBase, LaplaceBase):
+    r"""A weighted sum :math:`\mu = \sum_k \pi_k \mu_k`: transforms are sums over components.
+
+    A subclass says what the log-weights are, and evaluates a function on all components.
+    """
+
+    def log_weights(self) -> Tensor:
+        r"""The logarithms :math:`\log \pi_k`, with shape :math:`(*, K)`."""
+        raise NotImplementedError
+
+    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+        r"""Evaluates a function of base and argument on all components.
+
+        Arguments:
+            function: A function of a base and an argument, which returns several tensors. None
+                stands for zeros.
+            argument: The argument, with shape :math:`(*, E, D)`.
+            rank: The number of dimensions that the results have besides their batch shape.
+
+        Returns:
+            The results, with the components in the dimension left of the last ``rank`` ones.
+        """
+        raise NotImplementedError
+
+    def _masses(self, like: Tensor) -> Tensor:
+        (mass,) = self.evaluate(lambda base, x: (base.mass(x),), like, rank=0)
+        return self.log_weights().exp() * mass
+
+    def _centres(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        # The mean of the mixture, (*, D), and the means of the components from there, (*, K, D).
+        (means,) = self.evaluate(lambda base, x: (base.mean(x),), like, rank=1)
+        masses = self._masses(like)
+        shares = masses / masses.sum(-1, keepdim=True)
+        mean = (shares.unsqueeze(-1) * means).sum(-2)
+        return mean, means - mean.unsqueeze(-2)
+
+    def mass(self, like: Tensor) -> Tensor:
+        return self._masses(like).sum(-1)
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self._centres(like)[0]
+
+    def covariance(self, like: Tensor) -> Tensor:
+        (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
+        _, offsets = self._centres(like)
+        masses = self._masses(like)
+        shares = masses / masses.sum(-1, keepdim=True)
+        between = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
+        return (shares[..., None, None] * (within + between)).sum(-3)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
+        _, offsets = self._centres(omega)
+        phase = (offsets.unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)  # (*, K, E)
+        weights = self.log_weights().exp().unsqueeze(-1)
+        return _rotated_sum(weights * real, weights * imag, phase.cos(), phase.sin(), dim=-2)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
+        slope_real, slope_imag = self.evaluate(
+            lambda base, x: base.characteristic_moment(x), omega, rank=2
+        )
+        offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
+        phase = (offsets * omega.unsqueeze(-3)).sum(-1, keepdim=True)  # (*, K, E, 1)
+        weights = self.log_weights().exp()[..., None, None]
+        return _rotated_sum(
+            weights * (slope_real + offsets * real.unsqueeze(-1)),
+            weights * (slope_imag + offsets * imag.unsqueeze(-1)),
+            phase.cos(),
+            phase.sin(),
+            dim=-3,
+        )
+
+    def pair_characteristics(self, weight: Tensor) -> Pairs:
+        _, offsets = self._centres(weight)
+        phase = (offsets.unsqueeze(-2) * weight.unsqueeze(-3)).sum(-1)  # (*, K, n)
+        # Phases of pairs by the addition theorems: no trigonometric function per pair.
+        cos, sin = phase.cos(), phase.sin()
+        cc, ss = _outer(cos, cos), _outer(sin, sin)
+        sc = _outer(sin, cos)
+        cs = sc.mT
+        real_minus, imag_minus, real_plus, imag_plus = self.evaluate(
+            lambda base, x: sum(base.pair_characteristics(x), ()), weight, rank=2
+        )
+        weights = self.log_weights().exp()[..., None, None]  # (*, K, 1, 1)
+        return (
+            _rotated_sum(weights * real_minus, weights * imag_minus, cc + ss, sc - cs, dim=-3),
+            _rotated_sum(weights * real_plus, weights * imag_plus, cc - ss, sc + cs, dim=-3),
+        )
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
+        return (self.log_weights().unsqueeze(-1) + values).logsumexp(-2)
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    return left.unsqueeze(-1) * right.unsqueeze(-2)
+
+
+def _rotated_sum(
+    real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    # The sum of complex numbers, each multiplied by a phase.
+    return (real * cos - imag * sin).sum(dim), (real * sin + imag * cos).sum(dim)
+
+
+def _evaluate_batched(function: Evaluation, base: Base, argument: Tensor) -> tuple[Tensor, ...]:
+    # The components are the last batch dimension of one base.
+    values = function(base, argument.unsqueeze(-3))
+    filler = next(value for value in values if value is not None)
+    return tuple(torch.zeros_like(filler) if value is None else value for value in values)
+
+
+class GaussianMixture(MixtureBase):
+    r"""A mixture of normal laws with diagonal covariances, :math:`t(x) = x`.
+
+    .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, \mathrm{diag}(s_k^2))
+
+    Arguments:
+        logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
+        loc: The means, with shape :math:`(*, K, d)`.
+        scale: The standard deviations, with shape :math:`(*, K, d)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> GaussianMixture(torch.zeros(8), torch.randn(8, 2), torch.ones(8, 2)).event_shape
+        torch.Size([2])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "logits": constraints.real,
+        "loc": constraints.real,
+        "scale": constraints.positive,
+    }
+
+    def __init__(
+        self, logits: Tensor, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        try:
+            if min(logits.dim(), loc.dim() - 1, scale.dim() - 1) < 1:
+                raise RuntimeError
+            shape = torch.broadcast_shapes(loc.shape, scale.shape, (*logits.shape, 1))
+        except RuntimeError:
+            raise ValueError(
+                "GaussianMixture: expected logits with shape (*, K), loc and scale with shape "
+                f"(*, K, d), got {tuple(logits.shape)}, {tuple(loc.shape)} and "
+                f"{tuple(scale.shape)}."
+            ) from None
+        self.logits, self.loc, self.scale = logits, loc, scale
+        super().__init__(shape[:-2], shape[-1:], shape[-1], validate_args)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector
+
+    @property
+    def gaussians(self) -> Gaussian:
+        """The components, as one Gaussian base with the components in its last batch dimension."""
+        return Gaussian(self.loc, self.scale, validate_args=False)
+
+    def log_weights(self) -> Tensor:
+        return self.logits.log_softmax(-1)
+
+    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+        return _evaluate_batched(function, self.gaussians, argument)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        log_density = self.gaussians.log_density(x.unsqueeze(-2))
+        return (self.log_weights() + log_density).logsumexp(-1)
+
+
+class Interval(MixtureBase):
+    r"""Lebesgue measure on an interval or a union of disjoint intervals, :math:`t(x) = x`.
+
+    Arguments:
+        low: The lower ends, a scalar or with shape :math:`(*, K)` for a union.
+        high: The upper ends, of the same shape.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Interval(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])).event_shape
+        torch.Size([])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "low": constraints.real,
+        "high": constraints.real,
+    }
+
+    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
+        try:
+            low, high = torch.broadcast_tensors(low, high)
+        except RuntimeError:
+            raise ValueError(
+                "Interval: expected low and high of one shape, "
+                f"got {tuple(low.shape)} and {tuple(high.shape)}."
+            ) from None
+        self.low, self.high = torch.atleast_1d(low), torch.atleast_1d(high)
+        super().__init__(self.low.shape[:-1], Size(), 1, validate_args)
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not (self.low < self.high).all():
+            raise ValueError(
+                f"Interval: expected low < high, got low {self.low} and high {self.high}."
+            )
+        low, order = self.low.sort(dim=-1)
+        if not (self.high.gather(-1, order)[..., :-1] <= low[..., 1:]).all():
+            raise ValueError(
+                "Interval: expected disjoint intervals, "
+                f"got low {self.low} and high {self.high}."
+            )
+
+    @property
+    def support(self) -> Any:
+        return intervals(self.low, self.high)
+
+    @property
+    def boxes(self) -> UniformBox:
+        """The intervals, as one uniform base with them in its last batch dimension."""
+        return UniformBox(self.low.unsqueeze(-1), self.high.unsqueeze(-1), validate_args=False)
+
+    def log_weights(self) -> Tensor:
+        return (self.high - self.low).log()
+
+    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+        return _evaluate_batched(function, self.boxes, argument)
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.low[..., 0]
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(torch.broadcast_shapes(x.shape, self.batch_shape))
+
+
+class Mixture(MixtureBase):
+    r"""A mixture :math:`\mu = \sum_k \pi_k \mu_k` of bases on one space, atoms included.
+
+    Densities are with respect to Lebesgue measure off the atoms, and counting measure on them.
+
+    Arguments:
+        logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
+        bases: The :math:`K` bases, of one event shape.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> from pyro_snefy.bases import PointMass
+        >>> normal = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+        >>> zero_inflated = Mixture(torch.zeros(2), [normal, PointMass(torch.tensor(0.0))])
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {"logits": constraints.real}
+
+    def __init__(
+        self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
+    ) -> None:
+        if logits.dim() < 1 or logits.shape[-1] != len(bases) or not bases:
+            raise ValueError(
+                f"Mixture: expected logits with shape (*, {len(bases)}), one for each base, "
+                f"got {tuple(logits.shape)}."
+            )
+        shapes = [(tuple(base.event_shape), base.num_statistics) for base in bases]
+        if len(set(shapes)) != 1:
+            raise ValueError(
+                f"Mixture: expected bases of one event shape and statistic, got {shapes}."
+            )
+        self.logits, self.bases = logits, tuple(bases)
+        batch = torch.broadcast_shapes(logits.shape[:-1], *(base.batch_shape for base in bases))
+        super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
+
+    @property
+    def support(self) -> Any:
+        return union([base.support for base in self.bases])
+
+    def weight_constraint(self, activation: Activation) -> Any:
+        return self.bases[0].weight_constraint(activation)
+
+    def parts(self) -> tuple[Base, ...]:
+        return tuple(part for base in self.bases for part in base.parts())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield "logits", self.logits
+        for k, base in enumerate(self.bases):
+            for name, value in base.tensors():
+                yield f"bases[{k}].{name}", value
+
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        assert isinstance(self, Mixture)
+        bases = [base.map(function) for base in self.bases]
+        return type(self)(function(self.logits), bases, validate_args=False)
+
+    def log_weights(self) -> Tensor:
+        return self.logits.log_softmax(-1)
+
+    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+        rows = [function(base, argument) for base in self.bases]
+        # Bases without tensors of their own do not have the batch dimensions of the others.
+        batch = torch.broadcast_shapes(self.batch_shape, argument.shape[:-2])
+        filler = next(value for row in rows for value in row if value is not None)
+        trailing = filler.shape[filler.dim() - rank :]
+        zeros = filler.new_zeros(())
+        return tuple(
+            torch.stack(
+                [(zeros if value is None else value).expand(batch + trailing) for value in column],
+                dim=len(batch),
+            )
+            for column in zip(*rows, strict=True)
+        )
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.bases[0].example(like)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        atoms, diffuse = [], []
+        for base, log_weight in zip(self.bases, self.log_weights().unbind(-1), strict=True):
+            inside = base.support.check(x)
+            mask = inside[(...,) + (None,) * self.event_dim]
+            value = base.log_density(torch.where(mask, x, base.example(x)))
+            value = torch.where(inside, value + log_weight, -torch.inf)
+            (atoms if base.is_discrete else diffuse).append(value)
+        if not diffuse:
+            return _logsumexp(atoms)
+        if not atoms:
+            return _logsumexp(diffuse)
+        # On an atom the diffuse part has no mass.
+        on_atom = _logsumexp(atoms)
+        return torch.where(on_atom > -torch.inf, on_atom, _logsumexp(diffuse))
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return all(base.is_discrete for base in self.bases)
+
+    def __repr__(self) -> str:
+        return f"Mixture({list(self.bases)})"
+
+
+def _logsumexp(values: list[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*values)).logsumexp(0)

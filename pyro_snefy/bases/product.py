@@ -1,0 +1,171 @@
+r"""Products of bases."""
+
+__all__ = ["Product"]
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Size, Tensor
+
+from ..activations import Activation
+from ..constraints import product
+from .base import Base, FourierBase, LaplaceBase, Pairs
+
+Self = TypeVar("Self", bound="Base")
+Complex = tuple[Tensor, Tensor | None]
+
+
+class Product(FourierBase, LaplaceBase):
+    r"""The product :math:`\mu_1 \otimes \cdots \otimes \mu_K`, coordinates concatenated.
+
+    Real, bounded and discrete coordinates mix in one joint model.
+
+    Arguments:
+        bases: The factors; scalar ones take one coordinate.
+
+    Example:
+        >>> from pyro_snefy.bases import Gaussian, Poisson
+        >>> base = Product([Gaussian(torch.zeros(2), torch.ones(2)), Poisson(torch.tensor(3.0))])
+        >>> base.event_shape
+        torch.Size([3])
+    """
+
+    def __init__(self, bases: Sequence[Base]) -> None:
+        if not bases:
+            raise ValueError("Product: expected at least one base.")
+        self.bases = tuple(bases)
+        self.lengths = [base.event_shape[0] if base.event_dim else 1 for base in bases]
+        self.statistics = [base.num_statistics for base in bases]
+        batch = torch.broadcast_shapes(*(base.batch_shape for base in bases))
+        super().__init__(batch, Size((sum(self.lengths),)), sum(self.statistics), False)
+
+    def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:
+        pieces = x.split(self.lengths, dim=-1)
+        return [
+            (base, piece if base.event_dim else piece.squeeze(-1))
+            for base, piece in zip(self.bases, pieces, strict=True)
+        ]
+
+    def _blocks(self, rows: Tensor) -> list[tuple[Any, Tensor]]:
+        return list(zip(self.bases, rows.split(self.statistics, dim=-1), strict=True))
+
+    @property
+    def support(self) -> Any:
+        return product([base.support for base in self.bases], self.lengths)
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return all(base.is_discrete for base in self.bases)
+
+    def weight_constraint(self, activation: Activation) -> Any:
+        parts = [base.weight_constraint(activation) for base in self.bases]
+        return product(parts, self.statistics, event_dim=2)
+
+    def parts(self) -> tuple[Base, ...]:
+        return tuple(part for base in self.bases for part in base.parts())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for k, base in enumerate(self.bases):
+            for name, value in base.tensors():
+                yield f"bases[{k}].{name}", value
+
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        assert isinstance(self, Product)
+        return type(self)([base.map(function) for base in self.bases])
+
+    def example(self, like: Tensor) -> Tensor:
+        points = [torch.atleast_1d(base.example(like)) for base in self.bases]
+        return torch.cat(points, dim=-1)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return torch.cat([base.statistic(piece) for base, piece in self._pieces(x)], dim=-1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        terms = [base.log_density(piece) for base, piece in self._pieces(x)]
+        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+    def _concatenate(self, values: Sequence[Tensor]) -> Tensor:
+        batch = torch.broadcast_shapes(*(value.shape[:-1] for value in values))
+        return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
+
+    def mass(self, like: Tensor) -> Tensor:
+        mass = like.new_ones(())
+        for base, rows in self._blocks(like):
+            mass = mass * base.mass(rows)
+        return mass
+
+    def mean(self, like: Tensor) -> Tensor:
+        return self._concatenate([base.mean(rows) for base, rows in self._blocks(like)])
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
+
+    def characteristic(self, omega: Tensor) -> Complex:
+        return _multiply([base.characteristic(rows) for base, rows in self._blocks(omega)])
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = self._blocks(omega)
+        values = [base.characteristic(rows) for base, rows in blocks]
+        parts = []
+        for k, (base, rows) in enumerate(blocks):
+            others = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
+            slope = base.characteristic_moment(rows)
+            real, imag = _multiply([(_zeros_if_none(*slope), slope[1]), *others[:k], *others[k + 1 :]])
+            parts.append((real, imag))
+        reals = self._concatenate([real for real, _ in parts])
+        return reals, self._concatenate([_zeros_if_none(imag, real) for real, imag in parts])
+
+    def pair_characteristics(self, weight: Tensor) -> Pairs:
+        pairs = [base.pair_characteristics(rows) for base, rows in self._blocks(weight)]
+        return _multiply([minus for minus, _ in pairs]), _multiply([plus for _, plus in pairs])
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        terms = [base.log_partition(rows) for base, rows in self._blocks(eta)]
+        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+    def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        terms = [base.pair_log_partitions(rows) for base, rows in self._blocks(weight)]
+        scales = torch.broadcast_tensors(*(scale for scale, _ in terms))
+        pairs = torch.broadcast_tensors(*(pair for _, pair in terms))
+        return torch.stack(scales).sum(0), torch.stack(pairs).sum(0)
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        moments = [base.member_moments(rows) for base, rows in self._blocks(eta)]
+        mean = self._concatenate([mean for mean, _ in moments])
+        return mean, _block_diagonal([covariance for _, covariance in moments])
+
+    def __repr__(self) -> str:
+        return f"Product({list(self.bases)})"
+
+
+def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if value is None else value
+
+
+def _column(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.unsqueeze(-1)
+
+
+def _multiply(factors: Sequence[Complex]) -> Complex:
+    real, imag = factors[0]
+    for a, b in factors[1:]:
+        if b is None:
+            real, imag = real * a, None if imag is None else imag * a
+        elif imag is None:
+            real, imag = real * a, real * b
+        else:
+            real, imag = real * a - imag * b, real * b + imag * a
+    return real, imag
+
+
+def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
+    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
+    total = sum(block.shape[-1] for block in blocks)
+    rows, start = [], 0
+    for block in blocks:
+        size = block.shape[-1]
+        block = block.expand(batch + block.shape[-2:])
+        rows.append(torch.nn.functional.pad(block, (start, total - start - size)))
+        start += size
+    return torch.cat(rows, dim=-2)

@@ -1,0 +1,102 @@
+r"""Bases on the sphere, and on directions."""
+
+__all__ = ["ProjectedGaussian", "UniformSphere"]
+
+import math
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from ..constraints import unit_sphere
+from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from .base import FourierBase, LaplaceBase, check_dimension
+from .bounded import Pushforward
+
+
+class UniformSphere(FourierBase, LaplaceBase):
+    r"""The uniform law on the unit sphere in :math:`\mathbb{R}^d`, with :math:`t(x) = x`.
+
+    Densities are with respect to surface measure, of total :math:`2 \pi^{d/2} / \Gamma(d/2)`.
+
+    Arguments:
+        d: The dimension :math:`d \geq 2` of the space around the sphere.
+
+    Example:
+        >>> UniformSphere(3).log_density(torch.tensor([0.0, 0.0, 1.0]))
+        tensor(-2.5310)
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 2)
+        super().__init__(Size(), Size((d,)), d)
+
+    @property
+    def support(self) -> Any:
+        return unit_sphere
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_full(self.event_shape, self.num_statistics**-0.5)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        half = self.num_statistics / 2
+        log_area = math.log(2) + half * math.log(math.pi) - math.lgamma(half)
+        return x.new_full(x.shape[:-1], -log_area)
+
+    def mean(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.event_shape)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        d = self.num_statistics
+        return torch.eye(d, dtype=like.dtype, device=like.device) / d
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
+        return hyp0f1_oscillating(self.num_statistics / 2, omega.square().sum(-1)), None
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
+        d = self.num_statistics
+        slope = hyp0f1_oscillating(d / 2 + 1, omega.square().sum(-1)) / d
+        return None, omega * slope.unsqueeze(-1)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        return log_hyp0f1(self.num_statistics / 2, eta.square().sum(-1))
+
+    def __repr__(self) -> str:
+        return f"UniformSphere({self.num_statistics})"
+
+
+class ProjectedGaussian(Pushforward):
+    r"""The standard normal law on :math:`\mathbb{R}^d`, with :math:`t(x) = x / \|x\|`.
+
+    Arguments:
+        d: The dimension :math:`d \geq 2`.
+
+    Example:
+        >>> ProjectedGaussian(2).statistic(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 2)
+        super().__init__(Size(), Size((d,)), d)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_ones(self.event_shape)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.normalize(x, dim=-1, eps=torch.finfo(x.dtype).tiny)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        d = self.num_statistics
+        return -(x.square().sum(-1) + d * math.log(2 * math.pi)) / 2
+
+    def latent(self, like: Tensor) -> UniformSphere:
+        return UniformSphere(self.num_statistics)
+
+    def __repr__(self) -> str:
+        return f"ProjectedGaussian({self.num_statistics})"

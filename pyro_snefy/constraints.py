@@ -1,0 +1,133 @@
+r"""Supports that :mod:`torch.distributions.constraints` does not have."""
+
+__all__ = ["finite_set", "intervals", "product", "union", "unit_sphere"]
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import biject_to, transform_to
+from torch.distributions.constraints import Constraint
+from torch.distributions.transforms import CatTransform
+
+# A float32 unit vector cast to float64 is still on the sphere.
+_SPHERE_TOLERANCE = 1e-5
+
+
+class _UnitSphere(Constraint):
+    r"""The unit sphere, up to the rounding of float32."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        tolerance = max(_SPHERE_TOLERANCE, 8 * torch.finfo(value.dtype).eps)
+        return (value.norm(dim=-1) - 1).abs() <= tolerance
+
+
+class _Intervals(Constraint):
+    r"""A union of closed intervals, with ends of shape :math:`(*, K)`."""
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        self.low, self.high = low, high
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        x = value.unsqueeze(-1)
+        return ((self.low <= x) & (x <= self.high)).any(-1)
+
+    def __repr__(self) -> str:
+        return f"intervals(low={self.low}, high={self.high})"
+
+
+class _FiniteSet(Constraint):
+    r"""A finite set of points, with shape :math:`(*, K)` or :math:`(*, K, d)`."""
+
+    is_discrete = True
+
+    def __init__(self, points: Tensor, event_dim: int) -> None:
+        self.points = points
+        self._event_dim = event_dim
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return self._event_dim
+
+    def check(self, value: Tensor) -> Tensor:
+        if self._event_dim:
+            return (value.unsqueeze(-2) == self.points).all(-1).any(-1)
+        return (value.unsqueeze(-1) == self.points).any(-1)
+
+    def __repr__(self) -> str:
+        return f"finite_set(points={self.points})"
+
+
+class _Union(Constraint):
+    r"""A union of sets."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return int(self.parts[0].event_dim)
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return any(part.is_discrete for part in self.parts)
+
+    def check(self, value: Tensor) -> Tensor:
+        valid = self.parts[0].check(value)
+        for part in self.parts[1:]:
+            valid = valid | part.check(value)
+        return valid
+
+    def __repr__(self) -> str:
+        return f"union({', '.join(map(str, self.parts))})"
+
+
+class _Product(Constraint):
+    r"""A product of sets, whose elements are concatenated along the last dimension."""
+
+    def __init__(self, parts: Sequence[Any], lengths: Sequence[int], event_dim: int = 1) -> None:
+        self.parts, self.lengths = tuple(parts), tuple(lengths)
+        self._event_dim = event_dim
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return self._event_dim
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return any(part.is_discrete for part in self.parts)
+
+    def check(self, value: Tensor) -> Tensor:
+        pieces = zip(self.parts, value.split(self.lengths, dim=-1), strict=True)
+        checks = [part.check(x if part.event_dim else x.squeeze(-1)) for part, x in pieces]
+        return torch.stack(torch.broadcast_tensors(*checks)).all(0)
+
+    def __repr__(self) -> str:
+        return f"product({', '.join(map(str, self.parts))})"
+
+
+unit_sphere = _UnitSphere()
+intervals = _Intervals
+finite_set = _FiniteSet
+product = _Product
+
+
+def union(parts: Sequence[Any]) -> Any:
+    r"""The union of sets: the set itself where all are the same one."""
+    return parts[0] if all(part is parts[0] for part in parts) else _Union(parts)
+
+
+@biject_to.register(_Product)
+@transform_to.register(_Product)
+def _product_transform(constraint: _Product) -> CatTransform:
+    # A transform that changes the number of coordinates (the simplex) has no place in a
+    # concatenation of fixed lengths, and says so when it is used.
+    transforms = [biject_to(part) for part in constraint.parts]
+    return CatTransform(transforms, dim=-1, lengths=list(constraint.lengths))

@@ -1,0 +1,16 @@
+r"""Closed forms of the neural network kernel, found by the types of activation and base."""
+
+__all__ = [
+    "Features",
+    "Kernel",
+    "Pairwise",
+    "Separable",
+    "closed_form",
+    "kernel",
+    "register_kernel",
+]
+
+from ..forms import Features
+from . import fourier, gaussian, laplace, pieces, sphere  # noqa: F401  (they register kernels)
+from .kernel import Kernel, Pairwise, Separable
+from .registry import closed_form, kernel, register_kernel

@@ -1,0 +1,138 @@
+r"""The Fourier engine: kernels from characteristic functions."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..activations import Cis, Cos, Identity, Sin, Snake
+from ..bases.base import FourierBase
+from ..forms import Features
+from .kernel import Separable
+from .registry import register_kernel
+
+
+class _Products(NamedTuple):
+    r"""Integrals of products of :math:`\cos(w_i \cdot t)` and :math:`\sin(w_j \cdot t)`."""
+
+    cos_cos: Tensor
+    sin_sin: Tensor
+    cos_sin: Tensor | None
+
+
+def _products(base: FourierBase, weight: Tensor) -> _Products:
+    (real_minus, imag_minus), (real_plus, imag_plus) = base.pair_characteristics(weight)
+    return _Products(
+        cos_cos=(real_minus + real_plus) / 2,
+        sin_sin=(real_minus - real_plus) / 2,
+        cos_sin=None if imag_minus is None or imag_plus is None else (imag_plus - imag_minus) / 2,
+    )
+
+
+def _shift(base: FourierBase, weight: Tensor) -> Tensor:
+    # Transforms are those of the centred statistic: its mean goes to the biases, (*, n).
+    return (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
+
+
+def _linear(base: FourierBase, weight: Tensor) -> tuple[Tensor, Tensor]:
+    # The total mass, and the second moments of w_i . t, each (*, n, n) or broadcastable to it.
+    mass = base.mass(weight)[..., None, None]
+    return mass, mass * (weight @ base.covariance(weight) @ weight.mT)
+
+
+def _present(blocks: dict[tuple[int, int], Tensor | None]) -> dict[tuple[int, int], Tensor]:
+    return {key: block for key, block in blocks.items() if block is not None}
+
+
+def _wave(
+    base: FourierBase, weight: Tensor, coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> Separable:
+    # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
+    products, shift = _products(base, weight), _shift(base, weight)
+    blocks = {(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}
+    return Separable(_present(blocks), lambda bias: Features(None, coefficients(bias + shift)))
+
+
+@register_kernel(Cos, FourierBase)
+def _cos(activation: Cos, base: FourierBase, weight: Tensor) -> Separable:
+    return _wave(base, weight, lambda angle: (angle.cos(), -angle.sin()))
+
+
+@register_kernel(Sin, FourierBase)
+def _sin(activation: Sin, base: FourierBase, weight: Tensor) -> Separable:
+    return _wave(base, weight, lambda angle: (angle.sin(), angle.cos()))
+
+
+@register_kernel(Cis, FourierBase)
+def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
+    # Real and imaginary part are cosines, the latter a quarter of a turn behind.
+    cosines = _cos(Cos(), base, torch.cat([weight, weight], dim=-2))
+    return Separable(
+        cosines.blocks,
+        lambda bias: cosines.features(torch.cat([bias, bias - math.pi / 2], dim=-1)),
+    )
+
+
+@register_kernel(Identity, FourierBase)
+def _identity(activation: Identity, base: FourierBase, weight: Tensor) -> Separable:
+    (mass, linear), shift = _linear(base, weight), _shift(base, weight)
+    return Separable(
+        {(0, 0): mass, (1, 1): linear},
+        lambda bias: Features(None, (bias + shift, None)),
+    )
+
+
+@register_kernel(Snake, FourierBase)
+def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
+    r"""The snake is its mean, and three fluctuations about it.
+
+    With :math:`\omega = 2 a w` and :math:`\beta = 2 a b`,
+
+    .. math:: \sigma = b + o + w \cdot t
+        - \frac{\cos \beta \cos(\omega \cdot t) - \sin \beta \sin(\omega \cdot t)}{2a}.
+
+    In terms of the mean, the covariances of a neuron's linear part with the waves of another, and
+    of waves with waves, are what is left: constant functions take no block.
+    """
+    frequency = 2 * activation.a
+    offset = 1 / frequency if activation.offset else 0.0
+    omega = frequency * weight
+    (mass, linear), shift = _linear(base, weight), _shift(base, weight)
+    products = _products(base, omega)
+    real, imag = base.characteristic(omega)  # (*, n)
+    slope_real, slope_imag = base.characteristic_moment(omega)  # (*, n, D)
+    total = mass.squeeze(-1)  # (*, 1)
+    mean_cos, mean_sin = real / total, None if imag is None else imag / total
+
+    def covariance(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
+        return product - mass * left.unsqueeze(-1) * right.unsqueeze(-2)
+
+    sin_sin, cos_sin = products.sin_sin, products.cos_sin
+    if mean_sin is not None and cos_sin is not None:
+        sin_sin = covariance(sin_sin, mean_sin, mean_sin)
+        cos_sin = covariance(cos_sin, mean_cos, mean_sin)
+
+    def features(bias: Tensor) -> Features:
+        bias = bias + shift
+        cos, sin = (frequency * bias).cos() / -frequency, (frequency * bias).sin() / frequency
+        mean = bias + offset + cos * mean_cos
+        if mean_sin is not None:
+            mean = mean + sin * mean_sin
+        return Features(None, (mean, None, cos, sin))
+
+    return Separable(
+        _present(
+            {
+                (0, 0): mass,
+                (1, 1): linear,
+                (1, 2): None if slope_real is None else weight @ slope_real.mT,
+                (1, 3): weight @ slope_imag.mT,
+                (2, 2): covariance(products.cos_cos, mean_cos, mean_cos),
+                (2, 3): cos_sin,
+                (3, 3): sin_sin,
+            }
+        ),
+        features,
+    )

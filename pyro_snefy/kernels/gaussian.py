@@ -1,0 +1,105 @@
+r"""The Gaussian engine: kernels from the bivariate normal law of two preactivations."""
+
+__all__ = ["normal_expectation"]
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
+from ..bases.bounded import UniformCube
+from ..bases.gaussian import Gaussian
+from ..bases.mixture import GaussianMixture
+from ..bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
+from .kernel import Kernel, Pairwise
+from .registry import kernel, register_kernel
+
+
+@singledispatch
+def normal_expectation(activation: Activation, *law: Tensor) -> Tensor:
+    r"""The expectation :math:`\mathbb{E}[\sigma(z_1) \sigma(z_2)]` under a bivariate normal law.
+
+    Arguments:
+        activation: The activation :math:`\sigma`.
+        law: Means, variances, covariance and angle, as in :mod:`pyro_snefy.bivariate`.
+    """
+    raise NotImplementedError
+
+
+@normal_expectation.register
+def _(activation: Step, *law: Tensor) -> Tensor:
+    return relu_moment(0, *law)
+
+
+@normal_expectation.register
+def _(activation: ReLU, *law: Tensor) -> Tensor:
+    return relu_moment(activation.power, *law)
+
+
+@normal_expectation.register
+def _(activation: LeakyReLU, *law: Tensor) -> Tensor:
+    return leaky_relu_moment(activation.negative_slope, *law)
+
+
+@normal_expectation.register
+def _(activation: Erf, *law: Tensor) -> Tensor:
+    return erf_moment(*law)
+
+
+@normal_expectation.register
+def _(activation: GELU, *law: Tensor) -> Tensor:
+    return gelu_moment(*law)
+
+
+def angles(white: Tensor) -> Tensor:
+    r"""The angles between weights on a standard normal, with shape :math:`(*, n, n)`.
+
+    They are exact where :math:`\arccos \rho` loses half of its digits, near zero and
+    :math:`\pi`. Gradients go by way of the covariances.
+    """
+    white = white.detach()
+    norm = white.norm(dim=-1, keepdim=True)
+    unit = white / torch.where(norm > 0, norm, 1.0)
+    difference = (unit.unsqueeze(-2) - unit.unsqueeze(-3)).norm(dim=-1)
+    total = (unit.unsqueeze(-2) + unit.unsqueeze(-3)).norm(dim=-1)
+    return 2 * torch.atan2(difference, total)
+
+
+@register_kernel(GaussianActivation, Gaussian)
+def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) -> Kernel:
+    covariance = base.quadratic(weight)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    angle = angles(base.whiten(weight))
+    shift = (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
+
+    def evaluate(bias: Tensor) -> Tensor:
+        mean = bias + shift
+        return normal_expectation(
+            activation,
+            mean.unsqueeze(-1),
+            mean.unsqueeze(-2),
+            variance.unsqueeze(-1),
+            variance.unsqueeze(-2),
+            covariance,
+            angle,
+        )
+
+    return Pairwise(evaluate)
+
+
+@register_kernel(GaussianActivation, GaussianMixture)
+def _mixture(activation: GaussianActivation, base: GaussianMixture, weight: Tensor) -> Kernel:
+    components = kernel(activation, base.gaussians, weight.unsqueeze(-3))
+    weights = base.log_weights().exp()[..., None, None]
+
+    def evaluate(bias: Tensor) -> Tensor:
+        _, matrices = components.matrix(bias.unsqueeze(-2))
+        return (weights * matrices).sum(-3)
+
+    return Pairwise(evaluate)
+
+
+@register_kernel(GaussianActivation, UniformCube)
+def _cube(activation: GaussianActivation, base: UniformCube, weight: Tensor) -> Kernel:
+    return kernel(activation, base.latent(weight), weight)

@@ -1,0 +1,108 @@
+r"""Kernels of neurons, and the one primitive: the normaliser for a batch of biases."""
+
+__all__ = ["Kernel", "Pairwise", "Separable"]
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..forms import Blocks, Features, Form
+
+# Entries of kernel matrices that are held at once when every row has a matrix of its own.
+_CHUNK = 2**20
+
+
+class Kernel:
+    r"""The kernel :math:`K_{ij}(b) = \int \sigma(w_i \cdot t + b_i) \sigma(w_j \cdot t + b_j) d\mu`.
+
+    A kernel belongs to an activation, a base and weights, and is a function of the biases.
+    """
+
+    def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
+        r"""The logarithm of :math:`Z = \sum_{ij} M_{ij} K_{ij}(b)` for a batch of biases.
+
+        Arguments:
+            form: The quadratic form :math:`M`.
+            bias: The biases, with shape :math:`(*, n)`.
+
+        Returns:
+            The values, with shape :math:`(*)`.
+        """
+        raise NotImplementedError
+
+    def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
+        r"""The matrix itself, :math:`K_{ij} = e^{\ell_i + \ell_j} C_{ij}`.
+
+        Arguments:
+            bias: The biases, with shape :math:`(*, n)`.
+
+        Returns:
+            :math:`\ell`, with shape :math:`(*, n)`, or None for zeros, and :math:`C`, with shape
+            :math:`(*, n, n)`.
+        """
+        raise NotImplementedError
+
+
+class Separable(Kernel):
+    r"""A kernel that is a bilinear form in functions of single biases.
+
+    .. math:: K_{ij}(b) = e^{\ell_i + \ell_j} \sum_{pq} \phi_p(b_i) G^{pq}_{ij} \phi_q(b_j)
+
+    The normaliser of a batch of biases is then a few matrix products.
+
+    Arguments:
+        blocks: The matrices :math:`G^{pq}`, :math:`p \leq q`, each broadcastable to
+            :math:`(*, n, n)`.
+        features: A function from biases to :math:`\ell` and :math:`\phi`.
+    """
+
+    def __init__(self, blocks: Blocks, features: Callable[[Tensor], Features]) -> None:
+        self.blocks = blocks
+        self.features = features
+
+    def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
+        return form.log_trace(self.features(bias), self.blocks)
+
+    def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
+        log_scale, values = self.features(bias)
+        total = bias.new_zeros(())
+        for (p, q), block in self.blocks.items():
+            left, right = values[p], values[q]
+            term = block if left is None else block * left.unsqueeze(-1)
+            term = term if right is None else term * right.unsqueeze(-2)
+            total = total + (term if p == q else term + term.mT)
+        return log_scale, total
+
+
+class Pairwise(Kernel):
+    r"""A kernel that is evaluated pair by pair for each bias.
+
+    Rows are evaluated in chunks, and again in the backward pass, so that memory is bounded.
+
+    Arguments:
+        evaluate: A function from biases, with shape :math:`(*, n)`, to matrices, with shape
+            :math:`(*, n, n)`.
+    """
+
+    def __init__(self, evaluate: Callable[[Tensor], Tensor]) -> None:
+        self.evaluate = evaluate
+
+    def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
+        def log_trace(rows: Tensor) -> Tensor:
+            return form.log_trace(Features(None, (None,)), {(0, 0): self.evaluate(rows)})
+
+        n = bias.shape[-1]
+        shared = form.matrix.dim() == 2 and bias.dim() > 1
+        if not shared or bias.numel() * n <= _CHUNK:
+            return log_trace(bias)
+        chunks = bias.reshape(-1, n).split(max(1, _CHUNK // n**2))
+        if torch.is_grad_enabled():
+            values = [checkpoint(log_trace, chunk, use_reentrant=False) for chunk in chunks]
+        else:
+            values = [log_trace(chunk) for chunk in chunks]
+        return torch.cat(values).reshape(bias.shape[:-1])
+
+    def matrix(self, bias: Tensor) -> tuple[None, Tensor]:
+        return None, self.evaluate(bias)

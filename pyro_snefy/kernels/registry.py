@@ -1,0 +1,122 @@
+r"""Kernels by the types of activation and base."""
+
+__all__ = ["closed_form", "kernel", "register_kernel"]
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..activations import Activation
+from ..bases.base import Base
+from .kernel import Kernel
+
+KernelFunction = Callable[[Any, Any, Tensor], Kernel]
+
+
+class _Entry(NamedTuple):
+    function: KernelFunction
+    bias: bool
+
+
+_REGISTRY: dict[tuple[type, type], _Entry] = {}
+
+
+def register_kernel(
+    activation: type[Activation], base: type[Base], *, bias: bool = True
+) -> Callable[[KernelFunction], KernelFunction]:
+    r"""Registers the closed form of a pair of activation and base.
+
+    The decorated function takes an activation, a base and weights of shape :math:`(*, n, D)`, all
+    in float64, and returns a :class:`~pyro_snefy.kernels.Kernel`. The most specific pair of types
+    is taken, as in :func:`torch.distributions.kl.register_kl`; the activation decides first.
+
+    Arguments:
+        activation: A subclass of :class:`~pyro_snefy.activations.Activation`.
+        base: A subclass of :class:`~pyro_snefy.bases.Base`.
+        bias: Whether the closed form holds with a bias.
+
+    Example:
+        >>> from pyro_snefy.activations import Activation
+        >>> from pyro_snefy.bases import Gaussian
+        >>> from pyro_snefy.kernels import Pairwise, register_kernel
+        >>> class Square(Activation):
+        ...     def __call__(self, z):
+        ...         return z.square()
+        >>> @register_kernel(Square, Gaussian)
+        ... def _square_gaussian(activation, base, weight):
+        ...     c = base.quadratic(weight)
+        ...     v = c.diagonal(dim1=-2, dim2=-1)
+        ...     def evaluate(bias):
+        ...         m = bias + (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
+        ...         second = (m.square() + v).unsqueeze(-1) * (m.square() + v).unsqueeze(-2)
+        ...         return second + 4 * m.unsqueeze(-1) * m.unsqueeze(-2) * c + 2 * c.square()
+        ...     return Pairwise(evaluate)
+    """
+    for name, value, kind in (("activation", activation, Activation), ("base", base, Base)):
+        if not (isinstance(value, type) and issubclass(value, kind)):
+            raise TypeError(
+                f"register_kernel: expected {name} to be a subclass of {kind.__name__}, "
+                f"got {value!r}."
+            )
+
+    def decorator(function: KernelFunction) -> KernelFunction:
+        _REGISTRY[activation, base] = _Entry(function, bias)
+        return function
+
+    return decorator
+
+
+def _find(activation: type, base: type) -> _Entry | None:
+    distances = {
+        (activation.__mro__.index(a), base.__mro__.index(b)): entry
+        for (a, b), entry in _REGISTRY.items()
+        if issubclass(activation, a) and issubclass(base, b)
+    }
+    return distances[min(distances)] if distances else None
+
+
+def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
+    r"""Whether a pair has a closed form.
+
+    Arguments:
+        activation: The activation.
+        base: The base. A composition has one where all its parts have.
+        bias: Whether there is a bias.
+    """
+    entries = [_find(type(activation), type(part)) for part in (base, *base.parts())]
+    return all(entry is not None and (entry.bias or not bias) for entry in entries)
+
+
+def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
+    r"""Raises an error, which lists what would work, unless a pair has a closed form."""
+    if closed_form(activation, base, bias):
+        return
+    name = f"{type(activation).__name__} on {base}"
+    if bias and closed_form(activation, base, bias=False):
+        raise NotImplementedError(
+            f"No closed form for {name} with a bias; there is one without: pass bias=None."
+        )
+    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(type(base), b)})
+    bases = sorted({b.__name__ for a, b in _REGISTRY if issubclass(type(activation), a)})
+    raise NotImplementedError(
+        f"No closed form for {name}. Activations with one on {type(base).__name__}: "
+        f"{', '.join(activations) or 'none'}. Bases with one for {type(activation).__name__}: "
+        f"{', '.join(bases) or 'none'}. Others can be added with "
+        "pyro_snefy.kernels.register_kernel."
+    )
+
+
+def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
+    r"""Finds and builds the kernel of an activation, a base and weights.
+
+    Arguments:
+        activation: The activation.
+        base: The base.
+        weight: The weights, with shape :math:`(*, n, D)`.
+    """
+    entry = _find(type(activation), type(base))
+    if entry is None:
+        check_closed_form(activation, base, bias=False)
+    assert entry is not None
+    return entry.function(activation, base, weight)

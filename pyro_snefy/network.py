@@ -1,0 +1,77 @@
+r"""The real two-layer network inside a squared neural family."""
+
+__all__ = ["Network"]
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .activations import Activation, Cis
+from .bases import Base
+from .forms import Form, Gram, Readout
+from .kernels import Kernel, kernel
+from .linalg import rows_matmul
+
+
+class Network(NamedTuple):
+    r"""The function :math:`x \mapsto \|V \sigma(W t(x) + b)\|^2` with its base measure.
+
+    Arguments:
+        activation: The activation.
+        base: The base.
+        weight: The weights, with shape :math:`(*, n, D)`.
+        bias: The biases, with shape :math:`(*, n)`.
+        form: The quadratic form of the readout or gram.
+    """
+
+    activation: Activation
+    base: Base
+    weight: Tensor
+    bias: Tensor
+    form: Form
+
+    @classmethod
+    def build(
+        cls,
+        activation: Activation,
+        base: Base,
+        weight: Tensor,
+        bias: Tensor | None,
+        readout: Tensor | None,
+        gram: Tensor | None,
+        dtype: torch.dtype,
+    ) -> "Network":
+        r"""Casts the arguments of a family, and makes the readout or gram real.
+
+        The complex exponential has the features :math:`(\cos z, \sin z)`: read by
+        :math:`A + iB`, its real part is :math:`A \cos z - B \sin z` and its imaginary part
+        :math:`B \cos z + A \sin z`.
+        """
+        base, weight = base.map(lambda x: x.to(dtype)), weight.to(dtype)
+        bias = weight.new_zeros(weight.shape[-2:-1]) if bias is None else bias.to(dtype)
+        matrix = readout if gram is None else gram
+        assert matrix is not None
+        if isinstance(activation, Cis):
+            real = matrix.real if matrix.is_complex() else matrix
+            imag = matrix.imag if matrix.is_complex() else torch.zeros_like(matrix)
+            matrix = torch.cat([torch.cat([real, -imag], -1), torch.cat([imag, real], -1)], -2)
+        matrix = matrix.to(dtype)
+        form: Form = Readout(matrix) if gram is None else Gram(matrix)
+        return cls(activation, base, weight, bias, form)
+
+    def kernel(self) -> Kernel:
+        """The kernel of the neurons."""
+        return kernel(self.activation, self.base, self.weight)
+
+    def log_normalizer(self) -> Tensor:
+        r"""The logarithm of :math:`\int \|V \sigma(W t(x) + b)\|^2 \mu(dx)`."""
+        return self.kernel().log_normalizer(self.form, self.bias)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        r"""The logarithm of :math:`\mu(x) \|V \sigma(W t(x) + b)\|^2` for events in the support."""
+        statistic, weight, bias = self.base.statistic(x), self.weight, self.bias
+        if self.activation.wide:
+            statistic, weight, bias = statistic.double(), weight.double(), bias.double()
+        features = self.activation.features(rows_matmul(statistic, weight.mT) + bias)
+        return self.base.log_density(x) + self.form.log_square(features)

@@ -1,0 +1,228 @@
+r"""Squared neural families."""
+
+__all__ = ["SNEFY"]
+
+from typing import Any
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from .activations import Activation, Cos
+from .bases import Base, Discrete, Gaussian
+from .forms import Features, Gram
+from .kernels.registry import check_closed_form
+from .moments import moments
+from .network import Network
+from .validation import check_normalizer, check_shapes, check_types, check_values
+
+_PARAMETERS = ("weight", "bias", "readout", "gram")
+
+
+class SNEFY(TorchDistribution):
+    r"""Creates a squared neural family.
+
+    .. math:: p(x) = \frac{\mu(x)}{Z} \left\| V \sigma(W t(x) + b) \right\|^2, \quad
+        Z = \sum_{ij} (V^\top V)_{ij} \int \sigma(w_i \cdot t(x) + b_i)
+        \sigma(w_j \cdot t(x) + b_j) \mu(dx)
+
+    The normalising constant is in closed form, see :mod:`pyro_snefy.kernels`. It is computed in
+    float64, whatever the dtype of the parameters, because terms of both signs cancel in it.
+
+    Arguments:
+        weight: The weights :math:`W`, with shape :math:`(*, n, D)`.
+        bias: The biases :math:`b`, with shape :math:`(*, n)`. None stands for zeros.
+        readout: The readout :math:`V`, with shape :math:`(*, m, n)`; complex with
+            :class:`~pyro_snefy.activations.Cis` only.
+        gram: Instead of the readout, :math:`V^\top V`, with shape :math:`(*, n, n)`, or
+            :math:`V^H V` if complex.
+        activation: The activation :math:`\sigma`.
+        base: The base measure :math:`\mu` with its statistic :math:`t`. None stands for a
+            standard normal law on :math:`\mathbb{R}^D`.
+        validate_args: Whether arguments and values are checked; as in
+            :mod:`torch.distributions`.
+
+    Example:
+        >>> weight, readout = torch.randn(16, 2), torch.randn(1, 16)
+        >>> d = SNEFY(weight, torch.zeros(16), readout)
+        >>> d.event_shape
+        torch.Size([2])
+        >>> d.log_prob(torch.zeros(5, 2)).shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        readout: Tensor | None = None,
+        *,
+        gram: Tensor | None = None,
+        activation: Activation = Cos(),  # noqa: B008  (an immutable value)
+        base: Base | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if not isinstance(activation, Activation):
+            raise TypeError(f"SNEFY: expected activation to be an Activation, got {activation!r}.")
+        if not (base is None or isinstance(base, Base)):
+            raise TypeError(f"SNEFY: expected base to be a Base or None, got {base!r}.")
+        if (readout is None) == (gram is None):
+            given = "neither" if gram is None else "both"
+            raise ValueError(f"SNEFY: expected exactly one of readout and gram, got {given}.")
+        if weight.dim() < 2:
+            raise ValueError(
+                f"SNEFY: expected weight with shape (*, n, D), got {tuple(weight.shape)}."
+            )
+        if base is None:
+            zeros = weight.new_zeros(weight.shape[-1:])
+            base = Gaussian(zeros, torch.ones_like(zeros), validate_args=False)
+        self.weight, self.bias, self.readout, self.gram = weight, bias, readout, gram
+        self.activation, self.base = activation, base
+        batch_shape = check_shapes(self._arguments, base)
+        check_types(self._arguments, activation, base)
+        check_closed_form(activation, base, bias is not None)
+        # The checks of torch do not know of constraints that depend on activation and base.
+        super().__init__(batch_shape, base.event_shape, validate_args=False)
+        validate = TorchDistribution._validate_args if validate_args is None else validate_args
+        self._validate_args = validate
+        if validate:
+            check_values(self._arguments, base.weight_constraint(activation), base)
+
+    @property
+    def _arguments(self) -> dict[str, Tensor | None]:
+        return {name: getattr(self, name) for name in _PARAMETERS}
+
+    @property
+    def arg_constraints(self) -> dict[str, Any]:  # type: ignore[override]
+        """The constraints of the tensors, which depend on activation and base."""
+        matrix = constraints.independent(constraints.real, 2)
+        every = {
+            "weight": self.base.weight_constraint(self.activation),
+            "bias": constraints.real_vector,
+            "readout": matrix,
+            "gram": constraints.positive_semidefinite,
+        }
+        return {name: every[name] for name, x in self._arguments.items() if x is not None}
+
+    @property
+    def support(self) -> Any:
+        """The constraint that events satisfy."""
+        return self.base.support
+
+    @property
+    def has_enumerate_support(self) -> bool:  # type: ignore[override]
+        """Whether the support is a finite set."""
+        return isinstance(self.base, Discrete)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All events of a finite support, along the first dimension."""
+        if not isinstance(self.base, Discrete):
+            raise NotImplementedError(f"The support of {self.base} is not a finite set.")
+        points = self.base.points
+        points = points.reshape(points.shape[:1] + (1,) * len(self.batch_shape) + self.event_shape)
+        if not expand:
+            return points
+        return points.expand(points.shape[:1] + self.batch_shape + self.event_shape)
+
+    def expand(self, batch_shape: Size, _instance: Any = None) -> "SNEFY":
+        """The same law with a larger batch shape; parameters are shared, not copied."""
+        new = self._get_checked_instance(SNEFY, _instance)
+        for name in (*_PARAMETERS, "activation", "base"):
+            setattr(new, name, getattr(self, name))
+        super(SNEFY, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @classmethod
+    def infer_shapes(cls, **arg_shapes: Any) -> tuple[Size, Size]:
+        """Batch and event shape, from the shapes of the arguments.
+
+        The ``base`` is given as it is, and left out where it may be left out of the constructor.
+        """
+        base = arg_shapes.get("base")
+        ranks = {"weight": 2, "bias": 1, "readout": 2, "gram": 2}
+        shapes = {name: Size(arg_shapes[name]) for name in ranks if arg_shapes.get(name)}
+        batches = [shape[: len(shape) - ranks[name]] for name, shape in shapes.items()]
+        if base is None:
+            return torch.broadcast_shapes(*batches), shapes["weight"][-1:]
+        return torch.broadcast_shapes(*batches, base.batch_shape), base.event_shape
+
+    def _network(self, dtype: torch.dtype) -> Network:
+        return Network.build(
+            self.activation, self.base, self.weight, self.bias, self.readout, self.gram, dtype
+        )
+
+    def _log_normalizer(self) -> Tensor:
+        # In float64, and at the batch shape of the parameters, however far that is expanded.
+        log_normalizer = self._network(torch.float64).log_normalizer()
+        if self._validate_args:
+            check_normalizer(log_normalizer, "readout" if self.gram is None else "gram")
+        return log_normalizer
+
+    @property
+    def log_normalizer(self) -> Tensor:
+        r"""The logarithm :math:`\log Z` of the normalising constant."""
+        return self._log_normalizer().to(self.weight.dtype).expand(self.batch_shape)
+
+    @property
+    def condition_number(self) -> Tensor:
+        r"""The loss of precision to expect.
+
+        .. math:: \kappa = \frac{1}{Z} \sum_{ij} |M_{ij} K_{ij}|
+
+        The error of :math:`\log Z` is about :math:`\kappa` times the machine precision, that of
+        float64. A complex network counts as the real one of twice the width.
+        """
+        network = self._network(torch.float64)
+        neurons = network.kernel()
+        log_scale, matrix = neurons.matrix(network.bias)
+        absolute = Gram(network.form.gram().abs())
+        total = absolute.log_trace(Features(log_scale, (None,)), {(0, 0): matrix.abs()})
+        log_normalizer = neurons.log_normalizer(network.form, network.bias)
+        return (total - log_normalizer).exp().to(self.weight.dtype).expand(self.batch_shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        r"""The log-density of events, which is :math:`-\infty` outside the support.
+
+        Arguments:
+            value: The events, with shape :math:`(*, \text{event})`.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        log_normalizer = self._log_normalizer()
+        dtype = self.weight.dtype
+        value = value.to(torch.promote_types(value.dtype, dtype))
+        inside = self.support.check(value)
+        # Events outside stand for one inside, so that no gradient is poisoned by them.
+        mask = inside[(...,) + (None,) * len(self.event_shape)]
+        value = torch.where(mask, value, self.base.example(value))
+        log_prob = self._network(value.dtype).log_density(value) - log_normalizer
+        valid = inside & (log_normalizer > -torch.inf)
+        log_prob = torch.where(valid, log_prob, -torch.inf).to(value.dtype)
+        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+
+    @property
+    def mean(self) -> Tensor:
+        r"""The mean :math:`\mathbb{E}[x]`, in closed form where there is one."""
+        mean, _ = moments(self._network(torch.float64))
+        return self._event(mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each coordinate, in closed form where there is one."""
+        _, covariance = moments(self._network(torch.float64))
+        return self._event(covariance.diagonal(dim1=-2, dim2=-1))
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The covariance matrix of a vector event, in closed form where there is one."""
+        if not self.event_shape:
+            raise NotImplementedError("A scalar event has a variance, no covariance_matrix.")
+        _, covariance = moments(self._network(torch.float64))
+        covariance = covariance.to(self.weight.dtype)
+        return covariance.expand(self.batch_shape + covariance.shape[-2:])
+
+    def _event(self, vectors: Tensor) -> Tensor:
+        vectors = vectors if self.event_shape else vectors.squeeze(-1)
+        return vectors.to(self.weight.dtype).expand(self.batch_shape + self.event_shape)
