@@ -246,9 +246,10 @@ class GELU(GaussianActivation):
     r"""The Gaussian error linear unit, :math:`\sigma(z) = z \, \Phi(z)`.
 
     Example:
-        >>> GELU()(torch.zeros(1))
-        tensor([0.])
+        >>> GELU()(torch.tensor([1.0]))
+        tensor([0.8413])
     """
 
     def __call__(self, z: Tensor) -> Tensor:
-        return torch.nn.functional.gelu(z)
+        # torch's gelu is 0 where z < -9, the tail of the normal law is not.
+        return z * torch.special.ndtr(z)

@@ -233,7 +233,7 @@ def _pair_sums(orders: tuple[Order, ...], h1: Tensor, h2: Tensor, x: Tensor) -> 
         root = first * _natural_power(thin, grade)  # exp(-t)
         e = root * root
         shape = root / (1 + e)  # sech(t) / 2
-        term = (rise / e).addcmul_(fall, e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
+        term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
         difference = (e - floor) / (1 + e) if powers[-1] > 0 else e  # tanh(end) - tanh(t), up to a factor
         tilt = torch.where(sign > 0, 1 / e, e) if tilted else e
         previous = 0

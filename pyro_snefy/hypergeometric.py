@@ -47,9 +47,10 @@ def log_hyp0f1(order: float, y: Tensor) -> Tensor:
         tensor([0.0000, 0.5952], dtype=torch.float64)
     """
 
-    # The compiler refuses functions with a rule for forward mode.
-    compiling = torch.compiler.is_compiling()
-    return (_LogHyp0F1 if compiling else _DualLogHyp0F1).apply(order, y)
+    if torch.compiler.is_compiling():  # the compiler refuses rules for forward mode
+        return _LogHyp0F1.apply(_number(order), y)
+
+    return _DualLogHyp0F1.apply(order, y)
 
 
 def hyp0f1_oscillating(order: float, y: Tensor) -> Tensor:
@@ -76,8 +77,23 @@ def hyp0f1_oscillating(order: float, y: Tensor) -> Tensor:
         tensor([1.0000, 0.4546], dtype=torch.float64)
     """
 
-    compiling = torch.compiler.is_compiling()
-    return (_Hyp0F1Oscillating if compiling else _DualHyp0F1Oscillating).apply(order, y)
+    if torch.compiler.is_compiling():  # the compiler refuses rules for forward mode
+        return _Hyp0F1Oscillating.apply(_number(order), y)
+
+    return _DualHyp0F1Oscillating.apply(order, y)
+
+
+def _number(order: float) -> float:
+    r"""Returns the order as a number, where the compiler may have made it a symbol.
+
+    The compiler generalises sizes that change between calls. Unlike `float(order)`, which stays
+    symbolic, the method makes it compile for each order separately.
+
+    Arguments:
+        order: The order :math:`a`.
+    """
+
+    return order.__float__()
 
 
 def _constant(function: Callable[..., T]) -> Callable[..., T]:

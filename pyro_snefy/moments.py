@@ -45,7 +45,9 @@ def _moments(base: Base, network: Network) -> Moments:
 def _by_engine(base: Base, network: Network) -> Moments:
     if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
         return _members(base, network)
-    if isinstance(network.activation, Cos | Sin | Cis) and isinstance(base, FourierBase):
+    # Waves give the moments of the statistic: those of the event where the two are the same.
+    direct = not any(isinstance(part, Pushforward) for part in base.parts())
+    if isinstance(network.activation, Cos | Sin | Cis) and isinstance(base, FourierBase) and direct:
         return _waves(base, network)
     raise NotImplementedError(
         f"No closed form for the moments of {network.activation} on {base}. There is one for "

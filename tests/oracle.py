@@ -15,6 +15,7 @@ a sum, and integrals over independent coordinates of a product factorise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,6 +60,7 @@ TINY_ANGLE = 1e-14  # below it two weight vectors are parallel up to rounding
 MAX_NODES = 200_000_000
 CHUNK = 1_000_000
 MAX_TERMS = 1 << 23
+HOPELESS = 1e5  # log-masses below -HOPELESS are not searched for active neurons
 
 
 # ------------------------------------------------------------------------------------ activations
@@ -195,7 +197,7 @@ def _window(f: Integrand, low: float, high: float) -> tuple[float, float, float]
         peak = float(np.max(logs))
         if peak == -np.inf:
             break
-        kept = np.flatnonzero(logs > peak - DROP)
+        kept = np.flatnonzero(logs >= peak - DROP)
         # one cell of margin: the peak may be as narrow as a cell
         first, last = max(kept[0] - 1, 0), min(kept[-1] + 2, len(grid) - 1)
         shrunk = grid[last] - grid[first] < 0.5 * (high - low)
@@ -244,16 +246,40 @@ def _bisect(f: Integrand, low: Array, high: Array, ref: float) -> complex:
     return done + coarse.sum()
 
 
-def _integrate(f: Integrand, low: float, high: float, breaks: Iterable[float] = ()) -> Value:
-    """Integrate f over [low, high]; it is analytic between the breaks, and decays at infinity."""
+def _graded(centre: float, width: float, reach: float) -> Array:
+    """Return points that close in on a centre geometrically, until they are as near as width."""
+    count = max(1, math.ceil(math.log(reach / width, 4))) if 0 < width < reach else 0
+    distance = width * 4.0 ** np.arange(count)
+    return np.concatenate([centre - distance, centre + distance])
+
+
+def _integrate(
+    f: Integrand,
+    low: float,
+    high: float,
+    breaks: Iterable[float] = (),
+    edges_of_panels: Iterable[float] = (),
+) -> Value:
+    """Integrate f over [low, high], decaying towards both if they are far apart.
+
+    Arguments:
+        breaks: Where f is not analytic.
+        edges_of_panels: Further points between which to integrate, to begin with: panels are
+            halved where f is seen to vary, but a step much narrower than a panel goes unseen.
+    """
     inside = {float(x) for x in breaks if np.isfinite(x) and low < x < high}
     edges = [low, *sorted(inside), high]
     windows = [_window(f, a, b) for a, b in pairwise(edges)]
     ref = max(peak for _, _, peak in windows)
     if ref == -np.inf:
         return -np.inf, 0.0
+    marks = np.array([*edges_of_panels], float)
     # The grid may miss a peak at the edge of a segment, so only hopeless segments are left out.
-    panels = [np.linspace(a, b, 9) for a, b, peak in windows if peak > ref - 2 * DROP]
+    panels = [
+        np.union1d(np.linspace(a, b, 9), marks[(a < marks) & (marks < b)])
+        for a, b, peak in windows
+        if peak > ref - 2 * DROP
+    ]
     lows = np.concatenate([p[:-1] for p in panels])
     highs = np.concatenate([p[1:] for p in panels])
     log_total, phase = _log_phase(np.asarray(_bisect(f, lows, highs, ref)))
@@ -463,7 +489,11 @@ class Gaussian(Law):
             return log1 + log2 + log_density, phase1 * np.conj(phase2)
 
         reach = 40.0 + 2 * max((abs(x) for x in breaks), default=0.0)
-        return _integrate(f, -reach, reach, breaks)
+        # near a kink of the second neuron its average over v changes within across / along
+        marks = [
+            _graded((k - mean[1]) / along, across / abs(along), 20.0) for k in act.kinks if along
+        ]
+        return _integrate(f, -reach, reach, breaks, np.concatenate([[], *marks]))
 
 
 def _normal_box(act: Activation, coefficients: Array, mean: Array) -> list[tuple[float, float]]:
@@ -772,12 +802,20 @@ class DirichletFamily(Law):
 
     def _stick(self, left: float, right: float) -> float:
         """Integrate x^(left - 1) (1 - x)^(right - 1) in the variable logit x."""
-        centre = np.log(left / right)
-        low = centre - 90 / left - 15 / np.sqrt(left)
-        high = centre + 90 / right + 15 / np.sqrt(right)
+
+        def log_f(y: Array) -> Array:
+            return left * special.log_expit(y) + right * special.log_expit(-y)
+
+        # either factor alone is 100 nats below the peak beyond its bound
+        drop = 100 - log_f(np.log(left / right))
         return _log_integral(
-            lambda y: left * special.log_expit(y) + right * special.log_expit(-y), low, high
+            log_f, _log_expit_inverse(drop / left), -_log_expit_inverse(drop / right)
         )
+
+
+def _log_expit_inverse(drop: float) -> float:
+    """Return where log expit is -drop."""
+    return -drop - np.log(-np.expm1(-drop))
 
 
 @dataclass(frozen=True, eq=False)
@@ -835,13 +873,13 @@ class Counting(Law):
         while size <= MAX_TERMS:
             x = np.arange(size, dtype=float)
             logs, phases = term(x)
-            logs = logs + self.log_mass(x)
-            tail = logs[size // 2 :].max()
-            if tail < logs.max() - DROP:
+            log_mass = self.log_mass(x)
+            logs = logs + log_mass
+            done = logs[size // 2 :].max() < logs.max() - DROP
+            # neurons that are never both active leave no term to compare with
+            if done or (logs.max() == -np.inf and log_mass[-1] < -HOPELESS):
                 return x, logs, phases
             size *= 2
-        if logs.max() == -np.inf:  # neurons that are never both active
-            return x, logs, phases
         raise NotImplementedError(f"more than {MAX_TERMS} terms in a sum over the integers")
 
     def atoms(self) -> tuple[Array, Array]:

@@ -93,30 +93,35 @@ CONTINUOUS = [name for name in CASES if name != "step"]
 
 
 def mp_moment(
-    case: Case, m1: float, m2: float, v1: float, v2: float, c: mp.mpf, det: mp.mpf
+    case: Case,
+    means: tuple[float, float],
+    variances: tuple[float, float],
+    c: mp.mpf,
+    det: mp.mpf,
+    degree: int = 4,
 ) -> mp.mpf:
-    m1, m2, v1, v2 = map(mp.mpf, (m1, m2, v1, v2))
+    (m1, m2), (v1, v2) = map(mp.mpf, means), map(mp.mpf, variances)
     if v1 == 0:
         return case.value(m1) * case.mean(m2, mp.sqrt(v2))
 
     s1 = mp.sqrt(v1)
     slope, s = c / s1, mp.sqrt(det / v1)
 
-    # Breakpoints around the kink of either factor, and where the mass may be.
-    points = {mp.mpf(k) for k in (-42, -30, -20, -12, -8, -5, -2, 0, 2, 5, 8, 12, 20, 30, 42)}
+    # Breakpoints around the bend of either factor.
+    points = {mp.mpf(k) for k in range(-40, 41, 4)}
     points |= {(k - m1) / s1 for k in (-8, -2, 0, 2, 8)}
     if slope != 0:
         points |= {(k * s - m2) / slope for k in (-30, -8, -3, 0, 3, 8, 30)}
         points |= {(k - m2) / slope for k in (-8, -2, 2, 8)}
     ends: list[mp.mpf] = []
     for point in sorted(points):
-        if abs(point) <= 42 and (not ends or point - ends[-1] > mp.mpf(10) ** -20):
+        if abs(point) <= 40 and (not ends or point - ends[-1] > mp.mpf(10) ** -20):
             ends.append(point)
 
     return mp.quad(
         lambda e: mp_pdf(e) * case.value(m1 + s1 * e) * case.mean(m2 + slope * e, s),
         ends,
-        maxdegree=4,
+        maxdegree=degree,
         method="gauss-legendre",
     )
 
@@ -129,15 +134,232 @@ def relative_error(name: str, m1: float, m2: float, v1: float, v2: float, angle:
         # The float next to pi stands for pi.
         cos, sin = (-1, 0) if angle == math.pi else (mp.cos(angle), mp.sin(angle))
         scale = mp.sqrt(mp.mpf(v1) * mp.mpf(v2))
-        found = case.moment(
-            *map(torch.tensor, (float(m1), float(m2), float(v1), float(v2))),
-            torch.tensor(float(scale * cos)),
-            torch.tensor(float(angle)),
-        )
-        expected = mp_moment(case, m1, m2, v1, v2, scale * cos, (scale * sin) ** 2)
-        norm = mp.sqrt(
-            mp_moment(case, m1, m1, v1, v1, mp.mpf(v1), mp.mpf(0))
-            * mp_moment(case, m2, m2, v2, v2, mp.mpf(v2), mp.mpf(0))
-        )
+        expected = mp_moment(case, (m1, m2), (v1, v2), scale * cos, (scale * sin) ** 2)
+        args = (m1, m2, v1, v2, scale * cos, angle)
+        found = case.moment(*(torch.tensor(float(arg)) for arg in args))
 
-        return float(abs(mp.mpf(found.item()) - expected) / norm)
+    # The yardstick needs no digits.
+    norms = (mp_moment(case, (m, m), (v, v), v, mp.mpf(0), 3) for m, v in ((m1, v1), (m2, v2)))
+
+    return float(abs(found.item() - expected) / mp.sqrt(mp.fprod(norms)))
+
+
+def neuron_pairs(W: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Returns the arguments of a moment for every pair of neurons, on x ~ N(0, I)."""
+
+    gram = W @ W.mT
+    v = gram.diagonal(dim1=-2, dim2=-1)
+    norm = W.detach().norm(dim=-1, keepdim=True)
+    u = W.detach() / torch.where(norm > 0, norm, 1.0)
+    less = (u[..., :, None, :] - u[..., None, :, :]).norm(dim=-1)
+    more = (u[..., :, None, :] + u[..., None, :, :]).norm(dim=-1)
+    angle = torch.where(
+        less < more,
+        2 * torch.asin(torch.clamp(less / 2, max=1)),
+        math.pi - 2 * torch.asin(torch.clamp(more / 2, max=1)),
+    )
+
+    return b[..., :, None], b[..., None, :], v[..., :, None], v[..., None, :], gram, angle
+
+
+def kernel(name: str, W: Tensor, b: Tensor) -> Tensor:
+    return CASES[name].moment(*neuron_pairs(W, b))
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(default)
+
+
+PAIRS = [
+    (0.3, -0.7, 1.0, 2.0, 1.1),
+    (-20.0, -20.0, 4.0, 5.0, 0.4),
+    (20.0, -3.0, 900.0, 9000.0, 2.6),
+    (-20.0, -20.0, 900.0, 900.0, 1e-6),
+    (1.0, -1.0 + 1e-6, 1.0, 1.0, math.pi - 1e-7),
+    (-3.0, -6.0, 1.0, 4.0, 0.0),
+    (-2.0, 2.5, 9.0, 9.0, math.pi),
+    (1.5, -2.0, 0.0, 3.0, 1.0),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_moment_against_mpmath(name: str, pair: tuple[float, ...]) -> None:
+    assert relative_error(name, *pair) < 1e-11
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-10, 1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("h", [-30.0, -3.0, 0.0, 10.0])
+def test_parallel_steps(h: float, gap: float) -> None:
+    """Perfect correlation has a closed form, for whatever distance between the bounds."""
+
+    one, low, high = (torch.tensor(x) for x in (1.0, h, h + gap))
+    zero, pi = torch.tensor(0.0), torch.tensor(math.pi)
+
+    for h1, h2 in ((low, high), (high, low)):
+        expected = torch.special.erfc(-low / 2**0.5) / 2
+        found = relu_moment(0, h1, h2, one, one, one, zero)
+        assert torch.allclose(found, expected, rtol=1e-10, atol=0.0)
+        assert torch.allclose(bivariate_cdf(h1, h2, one, zero), expected, rtol=1e-10, atol=0.0)
+
+    # Opposite steps overlap between their bounds, if at all.
+    expected = (torch.erf(high / 2**0.5) - torch.erf(low / 2**0.5)) / 2
+    found = relu_moment(0, high, -low, one, one, -one, pi)
+    assert 0 <= found and torch.allclose(found, expected, rtol=0.0, atol=1e-12)
+    assert 0 <= relu_moment(0, low, -high, one, one, -one, pi) < 1e-12
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 10])
+def test_half_normal_moment(k: int) -> None:
+    hs = torch.tensor([-37.0, -20.0, -5.0, -1.0, -1e-3, 0.0, 1e-3, 1.0, 8.0, 30.0])
+    s = 3.0
+    found = half_normal_moment(k, hs * s, torch.tensor(s * s))
+
+    for h, value in zip(hs.tolist(), found.tolist()):
+        with mp.workdps(60):
+            expected = mp_mean_relu(k, mp.mpf(h * s), mp.mpf(s))
+        assert abs(value - expected) <= 3e-12 * expected
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 3])
+def test_half_normal_gradient(k: int) -> None:
+    m = torch.tensor([-20.0, -2.0, -0.1, 0.0, 0.5, 4.0], requires_grad=True)
+    v = torch.tensor([9.0, 1.0, 2.0, 1.0, 0.3, 1.0], requires_grad=True)
+
+    assert torch.autograd.gradcheck(lambda m, v: half_normal_moment(k, m, v), (m, v))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_constant_neurons(name: str) -> None:
+    """Without variance a moment is a product of values, and its gradient is finite."""
+
+    case = CASES[name]
+    W = torch.zeros(5, 2)
+    W[3:] = torch.tensor([[1.0, 2.0], [1e-3, 0.0]])
+    W.requires_grad_()
+    b = torch.tensor([0.0, 1.5, -2.0, 0.5, 0.0], requires_grad=True)
+
+    K = kernel(name, W, b)
+    values = torch.tensor([float(case.value(mp.mpf(x))) for x in b[:3].tolist()])
+    assert torch.allclose(K[:3, :3], torch.outer(values, values), rtol=1e-13, atol=1e-300)
+
+    for grad in torch.autograd.grad(K.sum(), (W, b)):
+        assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_extremes_are_finite(name: str) -> None:
+    W = torch.tensor([[1e-120], [1e-90], [1e-8], [-1.0], [300.0], [-300.0], [0.0]])
+    b = torch.tensor([0.0, 1e-9, 20.0, -20.0, -60.0])
+    W, b = W.repeat(len(b), 1).requires_grad_(), b.repeat_interleave(len(W)).requires_grad_()
+
+    K = kernel(name, W, b)
+    assert K.isfinite().all()
+    assert (K.diagonal() >= 0).all()
+    assert torch.allclose(K, K.mT, rtol=1e-9, atol=1e-12 * K.max().item())
+
+    for grad in torch.autograd.grad(K.sum(), (W, b)):
+        assert grad.isfinite().all()
+
+
+WEIGHTS = {
+    "generic": [[0.5, -1.0], [1.2, 0.3], [-0.4, 0.8]],
+    "line": [[0.7], [-1.3], [2.0]],
+    "duplicate": [[0.5, -1.0], [0.5, -1.0], [1.0, 0.2]],
+    "opposite": [[0.5, -1.0], [-0.5, 1.0], [1.0, -2.0]],
+}
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradient(name: str, weight: str) -> None:
+    if name == "step" and weight in ("duplicate", "opposite"):
+        pytest.skip("the step kernel has a kink where weights are parallel")
+
+    W = torch.tensor(WEIGHTS[weight], requires_grad=True)
+    b = torch.tensor([0.3, -0.9, 0.8], requires_grad=True)
+    if name == "step" and weight == "generic":
+        # The diagonal is Phi(h): rho never moves there, but the finite difference would.
+        def function(W: Tensor, b: Tensor) -> Tensor:
+            return kernel(name, W, b)[[0, 0, 1], [1, 2, 2]]
+    else:
+
+        def function(W: Tensor, b: Tensor) -> Tensor:
+            return kernel(name, W, b)
+
+    assert torch.autograd.gradcheck(function, (W, b))
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_curvature_in_the_bias(name: str) -> None:
+    """The second derivatives with respect to means give the covariance of a Snefy."""
+
+    W = torch.tensor(WEIGHTS["generic"])
+    b = torch.tensor([0.3, -0.9, 0.8], requires_grad=True)
+
+    assert torch.autograd.gradgradcheck(lambda b: kernel(name, W, b), (b,))
+
+
+def test_step_gradient_is_split_between_equal_bounds() -> None:
+    h1, h2 = (torch.tensor(-0.7, requires_grad=True) for _ in range(2))
+    one = torch.tensor(1.0, requires_grad=True)
+    K = relu_moment(0, h1, h2, torch.tensor(1.0), torch.tensor(1.0), one, torch.tensor(0.0))
+    g1, g2, gc = torch.autograd.grad(K, (h1, h2, one))
+
+    assert torch.allclose(g1, torch.exp(-h1 * h1 / 2) / math.sqrt(8 * math.pi))
+    assert torch.equal(g1, g2)
+    assert gc == 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_broadcasting(name: str) -> None:
+    W, b = torch.randn(4, 3), torch.randn(5, 4)
+    m1, m2, v1, v2, c, angle = neuron_pairs(W, b)
+    K = CASES[name].moment(m1, m2, v1, v2, c, angle)
+    assert K.shape == (5, 4, 4)
+
+    for i, j in ((0, 0), (1, 3), (2, 1)):
+        args = (b[2, i], b[2, j], v1[i, 0], v2[0, j], c[i, j], angle[i, j])
+        assert torch.allclose(CASES[name].moment(*args), K[2, i, j], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transforms(name: str) -> None:
+    W, b = torch.randn(3, 2), torch.randn(4, 3)
+
+    def function(W: Tensor, b: Tensor) -> Tensor:
+        return kernel(name, W, b)
+
+    expected = torch.stack([function(W, row) for row in b])
+
+    batched = torch.func.vmap(function, in_dims=(None, 0))(W, b)
+    assert torch.allclose(batched, expected, rtol=1e-13)
+
+    traced = torch.jit.trace(function, (W + 1, b[0]))
+    assert torch.allclose(traced(W, b[1]), expected[1], rtol=1e-13)
+
+    total = torch.func.grad(lambda W, b: function(W, b).sum(), argnums=(0, 1))
+    grads = torch.func.vmap(total, in_dims=(None, 0))(W, b)
+    W, b = W.requires_grad_(), b.requires_grad_()
+    again = torch.autograd.grad(function(W, b).sum(), (W, b))
+    assert torch.allclose(grads[0].sum(0), again[0], rtol=1e-10)
+    assert torch.allclose(grads[1], again[1], rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_is_on_the_device_of_the_inputs(name: str) -> None:
+    args = [arg.detach() for arg in neuron_pairs(torch.randn(3, 2), torch.randn(3))]
+    for arg in args[:5]:
+        arg.requires_grad_()
+
+    # A factory that forgets the device lands on meta, and meets a tensor that is not there.
+    with torch.device("meta"):
+        K = CASES[name].moment(*args)
+        grads = torch.autograd.grad(K.sum(), args[:5])
+
+    assert {x.device.type for x in (K, *grads)} == {"cpu"}

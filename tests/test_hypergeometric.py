@@ -341,14 +341,20 @@ def test_jit_trace(function: Transform):
 def test_compile(function: Transform, monkeypatch: pytest.MonkeyPatch):
     # The compiler switches the validation of distributions off for the whole process.
     monkeypatch.setattr(Distribution, "_validate_args", Distribution._validate_args)
-    compiled = torch.compile(lambda y: function(1.0, y), fullgraph=True, backend="eager")
 
-    y = as_tensor([0.0, 0.5, 30.0, 1e6]).requires_grad_()
-    torch.testing.assert_close(compiled(y), function(1.0, y))
+    def in_frequency(omega: Tensor) -> Tensor:
+        return function(omega.shape[-1] / 2, omega.square().sum(dim=-1))
 
-    (actual,) = torch.autograd.grad(compiled(y).sum(), y)
-    (expected,) = torch.autograd.grad(function(1.0, y).sum(), y)
-    torch.testing.assert_close(actual, expected)
+    compiled = torch.compile(in_frequency, fullgraph=True, backend="eager")
+
+    # The second size is where the compiler begins to replace numbers by symbols.
+    for dim in (2, 3):
+        omega = as_tensor([0.0, 0.5, 5.0, 1e3]).unsqueeze(-1).repeat(1, dim).requires_grad_()
+        torch.testing.assert_close(compiled(omega), in_frequency(omega))
+
+        (actual,) = torch.autograd.grad(compiled(omega).sum(), omega)
+        (expected,) = torch.autograd.grad(in_frequency(omega).sum(), omega)
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -250,7 +250,7 @@ LAWS: dict[str, tuple[Law, float, Sampler]] = {
     "counting": (
         Counting(np.log(COUNTS)),
         1.0,
-        lambda rng, n: rng.choice(4.0, (n, 1), p=COUNTS) if False else _choose(rng, n),
+        lambda rng, n: rng.choice(4, (n, 1), p=COUNTS).astype(float),
     ),
     "atoms": (
         Atoms(POINTS, 2 * MASSES),
@@ -266,18 +266,21 @@ LAWS: dict[str, tuple[Law, float, Sampler]] = {
         lambda rng, n: np.where(rng.random(n) < 0.4, 0.0, rng.normal(size=n))[:, None],
     ),
     "product": (
-        Product([Gaussian(LOC, COV), poisson(1.2), Gaussian(np.zeros(1), np.eye(1))]),
+        Product([Gaussian(LOC, COV), Counting(np.log(COUNTS)), Gaussian(np.zeros(1), np.eye(1))]),
         1.0,
         lambda rng, n: np.column_stack(
-            [gaussian_sample(rng, n), rng.poisson(1.2, n), rng.normal(size=n)]
+            [gaussian_sample(rng, n), rng.choice(4, n, p=COUNTS), rng.normal(size=n)]
         ),
     ),
 }
 EVERY = [*SMOOTH, *KINKED, "exp"]
 
 
-def _choose(rng: np.random.Generator, n: int) -> Array:
-    return rng.choice(4, (n, 1), p=COUNTS).astype(float)
+def neurons(law: Law, act: str, seed: int, scale: float = 1.0) -> tuple[Array, Array]:
+    """Return three neurons with a finite kernel."""
+    w, b = weights(3, law.dim, seed, scale)
+    # exp(eta x) has a geometric sum for small eta only
+    return (-np.abs(w) if law is LAWS["geometric"][0] and act == "exp" else w), b
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -294,14 +297,16 @@ def test_total_mass(act: str, name: str) -> None:
 @pytest.mark.parametrize("name", LAWS)
 def test_monte_carlo(name: str) -> None:
     law, mass, sample = LAWS[name]
-    n = 100_000
+    n = 30_000
     t = sample(np.random.default_rng(1), n)
-    w, b = weights(3, law.dim, seed=2, scale=0.6)
     for act in EVERY:
+        w, b = neurons(law, act, seed=2, scale=0.6)
         value = activation(act).value(t @ w.T + b)  # (n, 3)
         product = mass * value[:, :, None] * value[:, None, :].conj()
-        error = np.abs(product.mean(0) - kernel_matrix(act, law, w, b))
-        assert np.all(error < 5 * product.std(0) / n**0.5 + 1e-12), act
+        k = kernel_matrix(act, law, w, b)
+        # five standard errors, and what may lie in events too rare to be seen
+        bound = 5 * product.std(0) / n**0.5 + 10 / n * np.max(np.abs(k))
+        assert np.all(np.abs(product.mean(0) - k) < bound), act
 
 
 @pytest.mark.parametrize("name", LAWS)
@@ -309,8 +314,8 @@ def test_monte_carlo(name: str) -> None:
 def test_order_of_neurons(act: str, name: str) -> None:
     # The first neuron of a pair gives the outer variable: swapped, it is another double integral.
     law = LAWS[name][0]
-    w, b = weights(3, law.dim, seed=3)
-    w[2] = -w[0]
+    w, b = neurons(law, act, seed=3)
+    w[2] = w[0] if act == "exp" else -w[0]
     k = kernel_matrix(act, law, w, b)
     swapped = kernel_matrix(act, law, w[::-1], b[::-1])[::-1, ::-1]
     size = np.sqrt(np.outer(np.diag(k).real, np.diag(k).real))
@@ -350,9 +355,11 @@ def test_gaussian_diagonal_in_the_tails(power: int, h: float, scale: float) -> N
     act = activation("relu", power) if power else activation("step")
     w, b = scale * np.array([[0.6, 0.8]]), np.array([h * scale])
     log_k, phase = log_kernel_matrix(act, Gaussian(np.zeros(2), np.eye(2)), w, b)
-    c, s = mp.mpf(b[0]), mp.sqrt(mp.mpf(w[0, 0]) ** 2 + mp.mpf(w[0, 1]) ** 2)
+    with mp.workdps(60):  # the recursion for moments cancels
+        c, s = mp.mpf(b[0]), mp.sqrt(mp.mpf(w[0, 0]) ** 2 + mp.mpf(w[0, 1]) ** 2)
+        expected = mp.log(relu_moment(2 * power, c, s))
     assert phase[0, 0] == 1
-    assert abs(log_k[0, 0] - mp.log(relu_moment(2 * power, c, s))) < 3e-13 * (1 + abs(log_k[0, 0]))
+    assert abs(log_k[0, 0] - expected) < 1e-14 * (1 + h * h)
 
 
 @pytest.mark.parametrize("name", ["step", "relu", "gelu"])
@@ -364,13 +371,14 @@ def test_gaussian_pair_in_the_tails(name: str, rho: float) -> None:
     log_k, _ = log_kernel_matrix(act, Gaussian(zero, one), w, b)
     m1, s1, m2, slope, rest = bivariate(w, b, zero, one)
 
-    def f(u: mp.mpf) -> mp.mpf:
-        return mean(m1 + s1 * u, mp.mpf(0)) * mean(m2 + slope * u, rest) * normal_pdf(u)
+    size = mp.exp(mp.mpf(float(log_k[0, 1])))  # mp.quad stops at an absolute error
 
-    start = 5 if name == "gelu" else 20
-    expected = mp.quad(f, mp.linspace(start, 30, 4 * (30 - start) + 1), maxdegree=4)
+    def f(u: mp.mpf) -> mp.mpf:
+        return mean(m1 + s1 * u, mp.mpf(0)) * mean(m2 + slope * u, rest) * normal_pdf(u) / size
+
+    panels = mp.linspace(8, 20, 13) if name == "gelu" else mp.linspace(20, 25, 11)
     # relative to K_12 itself, which is far below sqrt(K_11 K_22)
-    assert abs(log_k[0, 1] - mp.log(expected)) < TOLERANCE
+    assert abs(mp.quad(f, panels, method="gauss-legendre", maxdegree=5) - 1) < TOLERANCE
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-12, 1e-8, 1e-4, 0.3])
@@ -676,24 +684,17 @@ def test_product_of_gaussians_is_gaussian(act: str) -> None:
 
 
 def test_product_oscillating() -> None:
-    laws = [Box(np.zeros(1), np.ones(1)), poisson(2.0), Sphere(3), Gaussian(LOC, COV)]
-    w, b = weights(2, 7, seed=10)
+    normal = Gaussian(np.array([0.5]), np.eye(1))
+    laws = [Box(np.zeros(1), np.ones(1)), poisson(2.0), Sphere(2), normal]
+    w, b = weights(2, 5, seed=10)
+    w[1] = w[0] + 0.3 * w[1]  # so that K is not all rounding
 
     def chi(v: Array) -> mp.mpc:
-        box, count, *_ = map(mp.mpf, v.tolist())
-        normal = mp.matrix(v[5:].tolist())
-        quadratic = (normal.T * mp.matrix(COV.tolist()) * normal)[0]
-        linear = (normal.T * mp.matrix(LOC.tolist()))[0]
-        return (
-            mp.expj(box / 2)
-            * mp.sinc(box / 2)
-            * mp.exp(2 * (mp.expj(count) - 1))
-            * bessel_fourier(3, v[2:5])
-            * mp.exp(mp.mpc(-quadratic / 2, linear))
-        )
+        box, count, *_, line = map(mp.mpf, v.tolist())
+        bounded = mp.expj(box / 2) * mp.sinc(box / 2)
+        counted = mp.exp(2 * (mp.expj(count) - 1))
+        return bounded * counted * bessel_fourier(2, v[2:4]) * mp.exp(mp.mpc(-line / 2, 0.5) * line)
 
-    # w_1 and w_2 differ by less than they are long, so that K is not all rounding
-    w[1] = w[0] + 0.3 * w[1]
     expected = cos_reference(chi, w, b)
     assert relative_error("cos", Product(laws), w, b, expected) < TOLERANCE
 
@@ -748,7 +749,7 @@ def test_log_normalizer_of_nothing() -> None:
         log_normalizer("cos", law, np.ones((1, 1)), np.ones(1), -np.eye(1))
 
 
-# ------------------------------------------------------------------------------------------- refusals
+# -------------------------------------------------------------------------------------- refusals
 
 
 def test_refusals_name_what_was_found() -> None:
