@@ -251,5 +251,5 @@ class GELU(GaussianActivation):
     """
 
     def __call__(self, z: Tensor) -> Tensor:
-        # torch's gelu is 0 where z < -9, the tail of the normal law is not.
-        return z * torch.special.ndtr(z)
+        # torch's gelu and ndtr vanish where z < -9; the tail of the normal law does not.
+        return z * torch.special.erfc(z * -math.sqrt(0.5)) / 2
