@@ -10,12 +10,12 @@ __all__ = [
 ]
 
 import math
-import torch
-
 from collections.abc import Iterator
+from typing import Any
+
+import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
-from typing import Any
 
 Order = tuple[int, int]
 
@@ -23,7 +23,7 @@ Order = tuple[int, int]
 def _unit_rule(count: int) -> tuple[tuple[float, float], ...]:
     nodes, weights = leggauss(count)
 
-    return tuple((float(1 + u) / 2, float(w) / 2) for u, w in zip(nodes, weights))
+    return tuple((float(1 + u) / 2, float(w) / 2) for u, w in zip(nodes, weights, strict=True))
 
 
 # Measured, the smallest numbers of nodes whose error is negligible wherever the arguments are.
@@ -136,7 +136,7 @@ def _half_normal_values(k: int, m: Tensor, v: Tensor) -> list[Tensor]:
         scale = scale * s
         left.append(scale * moment)
 
-    return [torch.where(h > 0, a, b) for a, b in zip(right, left)]
+    return [torch.where(h > 0, a, b) for a, b in zip(right, left, strict=True)]
 
 
 class _HalfNormal(torch.autograd.Function):
@@ -234,7 +234,9 @@ def _pair_sums(orders: tuple[Order, ...], h1: Tensor, h2: Tensor, x: Tensor) -> 
         e = root * root
         shape = root / (1 + e)  # sech(t) / 2
         term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
-        difference = (e - floor) / (1 + e) if powers[-1] > 0 else e  # tanh(end) - tanh(t), up to a factor
+        difference = (
+            (e - floor) / (1 + e) if powers[-1] > 0 else e
+        )  # tanh(end) - tanh(t), up to a factor
         tilt = torch.where(sign > 0, 1 / e, e) if tilted else e
         previous = 0
         for p in powers:
@@ -336,11 +338,11 @@ class _PairIntegrals(torch.autograd.Function):
                 needed |= {(p - 1, k)}
         names = tuple(sorted(needed))
         sums = _PairIntegrals.apply(names, h1, h2, rho, x) if names else ()
-        family = dict(zip(names, sums))
+        family = dict(zip(names, sums, strict=True))
 
         end = _Rapidity.apply(rho, x)
         grad_h1 = grad_h2 = grad_rho = torch.zeros_like(h1)
-        for (p, k), grad in zip(ctx.orders, grads):
+        for (p, k), grad in zip(ctx.orders, grads, strict=True):
             if (p, k) == (0, 0):
                 d1 = _pdf(h1) * (_conditional_cdf(h1, h2, end) - _cdf(h2))
                 d2 = _pdf(h2) * (_conditional_cdf(h2, h1, end) - _cdf(h1))
@@ -491,9 +493,7 @@ def _gram_determinant(v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor) -> Tenso
     return value + (plain - plain.detach())
 
 
-def erf_moment(
-    m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor
-) -> Tensor:
+def erf_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor) -> Tensor:
     r"""Returns the product moment of the error functions of two Gaussian variables.
 
     .. math:: \mathbb{E} [ \operatorname{erf}(z_1) \operatorname{erf}(z_2) ] =
@@ -522,9 +522,7 @@ def erf_moment(
     return torch.erf(a1) * torch.erf(a2) + 4 * _price_remainder(0, h1, h2, 2 * c / (t1 * t2), x)
 
 
-def gelu_moment(
-    m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor
-) -> Tensor:
+def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor) -> Tensor:
     r"""Returns the product moment of :math:`\sigma(z) = z \Phi(z)` at two Gaussian variables.
 
     .. math::

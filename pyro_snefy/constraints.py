@@ -1,6 +1,6 @@
 r"""Supports that :mod:`torch.distributions.constraints` does not have."""
 
-__all__ = ["finite_set", "intervals", "product", "union", "unit_sphere"]
+__all__ = ["finite_set", "intervals", "missing", "permuted", "product", "union", "unit_sphere"]
 
 from collections.abc import Sequence
 from typing import Any
@@ -113,7 +113,49 @@ class _Product(Constraint):
         return f"product({', '.join(map(str, self.parts))})"
 
 
+class _Permuted(Constraint):
+    r"""A set of vectors whose coordinates are in another order."""
+
+    event_dim = 1
+
+    def __init__(self, base: Any, order: Sequence[int]) -> None:
+        self.base, self.order = base, list(order)
+        super().__init__()
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return bool(self.base.is_discrete)
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.base.check(value[..., self.order])
+
+    def __repr__(self) -> str:
+        return f"permuted({self.base}, {self.order})"
+
+
+class _Missing(Constraint):
+    r"""A set of vectors some coordinates of which may be NaN, for any value that fits."""
+
+    event_dim = 1
+
+    def __init__(self, base: Any, example: Tensor) -> None:
+        self.base, self.example = base, example
+        super().__init__()
+
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return bool(self.base.is_discrete)
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.base.check(torch.where(value.isnan(), self.example.to(value.dtype), value))
+
+    def __repr__(self) -> str:
+        return f"missing({self.base})"
+
+
 unit_sphere = _UnitSphere()
+missing = _Missing
+permuted = _Permuted
 intervals = _Intervals
 finite_set = _FiniteSet
 product = _Product

@@ -35,11 +35,18 @@ class Features(NamedTuple):
 class Form:
     r"""A positive semi-definite quadratic form on the features of :math:`n` neurons."""
 
-    matrix: Tensor
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
 
     def gram(self) -> Tensor:
         r"""The matrix :math:`M` of the form, with shape :math:`(*, n, n)`."""
         raise NotImplementedError
+
+    def unsqueeze(self) -> "Form":
+        """The same form with one more batch dimension, on the right; one form stays one."""
+        if self.matrix.dim() == 2:
+            return self
+        return type(self)(self.matrix.unsqueeze(-3))
 
     def log_square(self, features: Features) -> Tensor:
         r"""The logarithm of the form at features with a single :math:`\phi`."""
@@ -64,9 +71,6 @@ class Readout(Form):
     Arguments:
         matrix: The readout :math:`V`, with shape :math:`(*, m, n)`.
     """
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
 
     def gram(self) -> Tensor:
         return self.matrix.mT @ self.matrix
@@ -111,9 +115,6 @@ class Gram(Form):
     Arguments:
         matrix: The matrix :math:`M`, with shape :math:`(*, n, n)`.
     """
-
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
 
     def gram(self) -> Tensor:
         return self.matrix

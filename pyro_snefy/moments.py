@@ -2,7 +2,6 @@ r"""Mean and covariance of squared neural families, from derivatives of closed f
 
 __all__ = ["moments"]
 
-import math
 from functools import singledispatch
 from typing import Any
 
@@ -10,7 +9,16 @@ import torch
 from torch import Tensor
 
 from .activations import Cis, Cos, Exp, Sin
-from .bases import Base, Discrete, FourierBase, Gaussian, GaussianMixture, LaplaceBase, Mixture
+from .bases import (
+    Base,
+    Discrete,
+    FourierBase,
+    Gaussian,
+    GaussianMixture,
+    LaplaceBase,
+    Mixture,
+    Standardized,
+)
 from .bases.bounded import Pushforward
 from .kernels import Separable
 from .linalg import rows_matmul
@@ -144,15 +152,12 @@ def _mixed(logits: Tensor, means: Tensor, covariances: Tensor) -> Moments:
 
 @_moments.register
 def _gaussian_mixture(base: GaussianMixture, network: Network) -> Moments:
-    form = network.form
-    if form.matrix.dim() > 2:
-        form = type(form)(form.matrix.unsqueeze(-3))
     components = Network(
         network.activation,
         base.gaussians,
         network.weight.unsqueeze(-3),
         network.bias.unsqueeze(-2),
-        form,
+        network.form.unsqueeze(),
     )
     logits = base.log_weights() + components.log_normalizer()
     return _mixed(logits, *_moments(base.gaussians, components))
@@ -188,6 +193,15 @@ def _members(base: Any, network: Network) -> Moments:
 
 
 @_moments.register
+def _standardized(base: Standardized, network: Network) -> Moments:
+    mean, covariance = _moments(base.base, network._replace(base=base.base))
+    loc, scale = base.loc, base.scale
+    if not base.event_dim:
+        loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
+    return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
+
+
+@_moments.register
 def _pushforward(base: Pushforward, network: Network) -> Moments:
     raise NotImplementedError(f"No closed form for the moments of a SNEFY on {base}.")
 
@@ -197,10 +211,7 @@ def _waves(base: Any, network: Network) -> Moments:
 
     .. math:: 2 \cos z_i \cos z_j = \cos(z_i - z_j) + \cos(z_i + z_j)
     """
-    if isinstance(network.activation, Cis):
-        weight = torch.cat([network.weight, network.weight], dim=-2)
-        bias = torch.cat([network.bias, network.bias - math.pi / 2], dim=-1)
-        network = network._replace(activation=Cos(), weight=weight, bias=bias)
+    network = network.real()
     weight, batch = network.weight, _batch(network)
     centre = base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)

@@ -2,12 +2,13 @@ r"""The real two-layer network inside a squared neural family."""
 
 __all__ = ["Network"]
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .activations import Activation, Cis
+from .activations import Activation, Cis, Cos
 from .bases import Base
 from .forms import Form, Gram, Readout
 from .kernels import Kernel, kernel
@@ -59,6 +60,14 @@ class Network(NamedTuple):
         matrix = matrix.to(dtype)
         form: Form = Readout(matrix) if gram is None else Gram(matrix)
         return cls(activation, base, weight, bias, form)
+
+    def real(self) -> "Network":
+        """The same network without the complex exponential, as cosines of twice the number."""
+        if not isinstance(self.activation, Cis):
+            return self
+        weight = torch.cat([self.weight, self.weight], dim=-2)
+        bias = torch.cat([self.bias, self.bias - math.pi / 2], dim=-1)
+        return Network(Cos(), self.base, weight, bias, self.form)
 
     def kernel(self) -> Kernel:
         """The kernel of the neurons."""

@@ -2,6 +2,7 @@ r"""Squared neural families."""
 
 __all__ = ["SNEFY"]
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from .activations import Activation, Cos
 from .bases import Base, Discrete, Gaussian
 from .forms import Features, Gram
 from .kernels.registry import check_closed_form
+from .linalg import rows_matmul
+from .marginal import Marginal, check_dims, closed_marginal
+from .missing import PartiallyObserved
 from .moments import moments
 from .network import Network
 from .validation import check_normalizer, check_shapes, check_types, check_values
@@ -201,6 +205,110 @@ class SNEFY(TorchDistribution):
         valid = inside & (log_normalizer > -torch.inf)
         log_prob = torch.where(valid, log_prob, -torch.inf).to(value.dtype)
         return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
+        r"""The law of the other coordinates, in their order, given the values of some.
+
+        .. math:: p(x_2 | x_1) \propto \mu_{2|1}(x_2) \left\| V \sigma(W_2 t_2(x_2) + b
+            + W_1 t_1(x_1)) \right\|^2
+
+        Arguments:
+            dims: The given coordinates.
+            values: Their values, with shape :math:`(*, \text{len(dims)})`.
+        """
+        dims = check_dims(dims, self.event_shape)
+        if values.dim() < 1 or values.shape[-1] != len(dims):
+            raise ValueError(
+                f"SNEFY: expected values with shape (*, {len(dims)}), got {tuple(values.shape)}."
+            )
+        order = sorted(range(len(dims)), key=dims.__getitem__)
+        dims, values = sorted(dims), values[..., order].to(self.weight.dtype)
+        others = self.base.others(dims)
+        if not others:
+            raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
+        given = self.base.marginal(dims)
+        weight = self.weight[..., self.base.columns(dims)]
+        bias = rows_matmul(given.statistic(values), weight.mT)
+        return SNEFY(
+            self.weight[..., self.base.columns(others)],
+            bias if self.bias is None else self.bias + bias,
+            self.readout,
+            gram=self.gram,
+            activation=self.activation,
+            base=self.base.conditional(dims, values),
+            validate_args=self._validate_args,
+        )
+
+    def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
+        r"""The law of some coordinates, in the given order.
+
+        Arguments:
+            dims: The coordinates that are kept.
+
+        Returns:
+            A SNEFY for waves and exponentials, a :class:`~pyro_snefy.marginal.Marginal` with the
+            same methods for others.
+        """
+        dims = check_dims(dims, self.event_shape)
+        if dims == list(range(self.event_shape[0])):
+            return self
+        if len(dims) < self.event_shape[0]:
+            closed = closed_marginal(self._network(torch.float64), dims)
+            if closed is not None:
+                return self._like(**closed)
+        return Marginal(self, dims)
+
+    def _like(
+        self, weight: Tensor, bias: Tensor, gram: Tensor, activation: Activation, base: Base
+    ) -> "SNEFY":
+        # A family made of float64 tensors, in the dtype and with the batch shape of this one.
+        dtype = self.weight.dtype
+        new = SNEFY(
+            weight.to(dtype),
+            bias.to(dtype),
+            gram=gram.to(dtype),
+            activation=activation,
+            base=base.map(lambda x: x.to(dtype)),
+            validate_args=False,
+        )
+        new._validate_args = self._validate_args
+        return new.expand(self.batch_shape) if new.batch_shape != self.batch_shape else new
+
+    def partially_observed(self) -> PartiallyObserved:
+        """The same law, for events with missing coordinates, which are marked by NaN."""
+        return PartiallyObserved(self)
+
+    def marginal_log_prob(self, dims: Sequence[int], values: Tensor) -> Tensor:
+        r"""The log-density of the marginal law of some coordinates.
+
+        Arguments:
+            dims: The coordinates, in ascending order.
+            values: Their values, with shape :math:`(*, \text{len(dims)})`.
+        """
+        law = self.base.marginal(dims) if len(dims) < self.event_shape[0] else self.base
+        inside = law.support.check(values)
+        values = values.to(torch.promote_types(values.dtype, self.weight.dtype))
+        values = torch.where(inside.unsqueeze(-1), values, law.example(values))
+        log_normalizer = self._log_normalizer()
+        log_prob = self.marginal_log_numerator(dims, values) - log_normalizer
+        valid = inside & (log_normalizer > -torch.inf)
+        log_prob = torch.where(valid, log_prob, -torch.inf).to(values.dtype)
+        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+
+    def marginal_log_numerator(self, dims: Sequence[int], values: Tensor) -> Tensor:
+        r"""The log-density of the marginal law of some coordinates, plus :math:`\log Z`.
+
+        Arguments:
+            dims: The coordinates, in ascending order; all or none of them, too.
+            values: Their values, in the support, with shape :math:`(*, \text{len(dims)})`.
+        """
+        if not dims:
+            return self._log_normalizer().expand(values.shape[:-1])
+        if len(dims) == self.event_shape[0]:
+            return self._network(values.dtype).log_density(values)
+        numerator = self.conditional(dims, values)
+        numerator._validate_args = False  # its constant is a density here, and may be zero
+        return self.base.marginal(dims).log_density(values) + numerator._log_normalizer()
 
     @property
     def mean(self) -> Tensor:

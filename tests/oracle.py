@@ -57,6 +57,7 @@ Integrand = Callable[[Array], tuple[Array, NDArray]]  # points -> log|f|, phase 
 DROP = 60.0  # nats below the peak at which an integrand is cut off: 1e-26
 ORDER = 20  # Gauss-Legendre nodes in a panel
 TINY_ANGLE = 1e-14  # below it two weight vectors are parallel up to rounding
+MAX_PANELS = 2000
 MAX_NODES = 200_000_000
 CHUNK = 1_000_000
 MAX_TERMS = 1 << 23
@@ -234,16 +235,20 @@ def _bisect(f: Integrand, low: Array, high: Array, ref: float) -> complex:
         total = done_size + float(size.sum())
         keep = error > tolerance * total / max(1, len(low)) ** 0.5
         keep &= error > 10 * np.finfo(float).eps * size
+        # narrower panels would resolve the rounding of x
+        keep &= high - low > 256 * np.finfo(float).eps * np.maximum(np.abs(low), np.abs(high))
         done += fine[~keep].sum()
         done_size += float(size[~keep].sum())
         if not keep.any():
             return done
+        if keep.sum() > MAX_PANELS:
+            break
         low, high = (
             np.concatenate([low[keep], middle[keep]]),
             np.concatenate([middle[keep], high[keep]]),
         )
         coarse = np.concatenate([left[keep], right[keep]])
-    return done + coarse.sum()
+    raise ArithmeticError(f"an integral has not converged with {2 * keep.sum()} panels")
 
 
 def _graded(centre: float, width: float, reach: float) -> Array:
@@ -476,24 +481,28 @@ class Gaussian(Law):
         (first, _), (along, across) = coefficients
         if first == 0 and along == 0:
             return _value(*_pair_log(act, mean[0], mean[1], np.zeros(())))
+        # Distances from the kink of the first neuron, not from zero: when the second kink is near,
+        # neurons of opposite signs are both active in a wedge that rounding u would blur.
+        origin = (act.kinks[0] - mean[0]) / first if first != 0 else 0.0
+        origin = origin if abs(origin) < 100 else 0.0
+        m1, m2 = mean + origin * coefficients[:, 0]
+        m1 = act.kinks[0] if origin != 0 else m1
         # where each neuron crosses a kink, or, for the second, where its mean given u does
-        slopes = [(first, mean[0]), (along, mean[1])]
+        slopes = [(first, m1), (along, m2)]
         breaks = [(k - m) / s for s, m in slopes if s != 0 for k in act.kinks]
 
-        def f(u: Array) -> tuple[Array, NDArray]:
-            log_density = -(u**2) / 2 - 0.5 * np.log(2 * np.pi)
+        def f(x: Array) -> tuple[Array, NDArray]:
+            log_density = -((origin + x) ** 2) / 2 - 0.5 * np.log(2 * np.pi)
             if across == 0:
-                return _pair_log(act, mean[0] + first * u, mean[1] + along * u, log_density)
-            log1, phase1 = act.log(mean[0] + first * u)
-            log2, phase2 = _smoothed(act, mean[1] + along * u, across)
+                return _pair_log(act, m1 + first * x, m2 + along * x, log_density)
+            log1, phase1 = act.log(m1 + first * x)
+            log2, phase2 = _smoothed(act, m2 + along * x, across)
             return log1 + log2 + log_density, phase1 * np.conj(phase2)
 
-        reach = 40.0 + 2 * max((abs(x) for x in breaks), default=0.0)
+        reach = 40.0 + 2 * max((abs(x + origin) for x in breaks), default=0.0)
         # near a kink of the second neuron its average over v changes within across / along
-        marks = [
-            _graded((k - mean[1]) / along, across / abs(along), 20.0) for k in act.kinks if along
-        ]
-        return _integrate(f, -reach, reach, breaks, np.concatenate([[], *marks]))
+        marks = [_graded((k - m2) / along, across / abs(along), 20.0) for k in act.kinks if along]
+        return _integrate(f, -reach - origin, reach - origin, breaks, np.concatenate([[], *marks]))
 
 
 def _normal_box(act: Activation, coefficients: Array, mean: Array) -> list[tuple[float, float]]:
@@ -807,7 +816,7 @@ class DirichletFamily(Law):
             return left * special.log_expit(y) + right * special.log_expit(-y)
 
         # either factor alone is 100 nats below the peak beyond its bound
-        drop = 100 - log_f(np.log(left / right))
+        drop = 100 - float(log_f(np.log(left / right)))
         return _log_integral(
             log_f, _log_expit_inverse(drop / left), -_log_expit_inverse(drop / right)
         )

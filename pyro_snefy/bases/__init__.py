@@ -18,6 +18,7 @@ __all__ = [
     "PoissonFamily",
     "Product",
     "ProjectedGaussian",
+    "Standardized",
     "UniformBox",
     "UniformCube",
     "UniformSphere",
@@ -31,3 +32,4 @@ from .gaussian import Gaussian
 from .mixture import GaussianMixture, Interval, Mixture
 from .product import Product
 from .sphere import ProjectedGaussian, UniformSphere
+from .standardized import Standardized

@@ -1,10 +1,18 @@
 r"""What a base measure supplies: a support, a statistic, a density, and transforms."""
 
-__all__ = ["Base", "FourierBase", "LaplaceBase", "Pairs", "check_dimension", "cutoff_exp"]
+__all__ = [
+    "Base",
+    "FourierBase",
+    "LaplaceBase",
+    "Pairs",
+    "Partial",
+    "check_dimension",
+    "cutoff_exp",
+]
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Size, Tensor
@@ -29,6 +37,24 @@ def check_dimension(base: object, d: int, least: int) -> None:
     """Raises unless the dimension is an integer that is large enough."""
     if not (isinstance(d, int) and d >= least):
         raise ValueError(f"{type(base).__name__}: expected an integer d >= {least}, got d={d!r}.")
+
+
+class Partial(NamedTuple):
+    r"""A base, some coordinates of whose events are observed, row by row.
+
+    Arguments:
+        base: The law of the statistics that are not observed; the others count for nothing.
+        statistic: What is known of the statistics of each row, with shape :math:`(K, R, D)`. The
+            neurons of the row are :math:`\sigma(W s + W' t + b)`, with :math:`t` of this base.
+        mask: The columns of :math:`W'` that are those of :math:`W`, the others being zero, with
+            shape :math:`(K, 1, D)`.
+        log_density: The log-density of what is observed, with shape :math:`(K, R)`.
+    """
+
+    base: "Base"
+    statistic: Tensor
+    mask: Tensor
+    log_density: Tensor
 
 
 class Base:
@@ -117,6 +143,49 @@ class Base:
         r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
         raise NotImplementedError
 
+    def others(self, dims: Sequence[int]) -> list[int]:
+        """The coordinates that are not among the given ones, in their order."""
+        return [k for k in range(self.event_shape[0]) if k not in dims]
+
+    def columns(self, dims: Sequence[int]) -> list[int]:
+        """The statistics of given coordinates, in the order of those of their marginal."""
+        return list(dims)
+
+    def marginal(self, dims: Sequence[int]) -> "Base":
+        """The law of some coordinates, in the given order."""
+        raise NotImplementedError(f"{self} has no marginal laws in closed form.")
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "Base":
+        r"""The law of the other coordinates, in their order, given the values of some.
+
+        Arguments:
+            dims: The given coordinates.
+            values: Their values, with shape :math:`(*, \text{len(dims)})`.
+        """
+        raise NotImplementedError(f"{self} has no conditional laws in closed form.")
+
+    def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
+        r"""How the mean of the other statistics depends on those of given coordinates.
+
+        Where the conditional law is shifted, and changed in no other way, this is the matrix
+        :math:`B` of :math:`c_2 + B (t_1 - c_1)`, with shape :math:`(*, D_2, D_1)`, or None if
+        they are independent.
+        """
+        return None
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        r"""The law of what is not observed, for blocks of rows with a pattern each.
+
+        Arguments:
+            x: The events, with shape :math:`(K, R, \text{event})`, and any values of the support
+                where they are not observed.
+            observed: Which coordinates are observed, with shape :math:`(K, 1, \text{event})`.
+
+        Returns:
+            None where there is no way to do all patterns at once.
+        """
+        return None
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in self.tensors())
         return f"{type(self).__name__}({fields})"
@@ -176,6 +245,18 @@ class FourierBase(Base):
         """
         left, right = weight.unsqueeze(-2), weight.unsqueeze(-3)
         return self._at_pairs(left - right), self._at_pairs(left + right)
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        # A factor that is observed is one whose neurons have no weight on it, less its mass.
+        if self.event_dim:
+            return None
+        log_density = self.log_density(x) - self.mass(x).log()
+        return Partial(
+            self,
+            torch.where(observed, x, 0.0).unsqueeze(-1),
+            ~observed.unsqueeze(-1),
+            torch.where(observed, log_density, 0.0),
+        )
 
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         n = omega.shape[-2]

@@ -2,6 +2,7 @@ r"""Bases on cubes and boxes."""
 
 __all__ = ["Pushforward", "UniformBox", "UniformCube"]
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
-from .base import FourierBase, LaplaceBase, Pairs, check_dimension
+from .base import FourierBase, LaplaceBase, Pairs, Partial, check_dimension
 from .gaussian import Gaussian
 
 
@@ -82,6 +83,22 @@ class UniformBox(FourierBase, LaplaceBase):
         slope = omega * half.square() / 3 * hyp0f1_oscillating(2.5, square)
         return None, slope * _product_of_others(sinc)
 
+    def marginal(self, dims: Sequence[int]) -> "UniformBox":
+        low, high = torch.broadcast_tensors(self.low, self.high)
+        return UniformBox(low[..., dims], high[..., dims], validate_args=False)
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformBox":
+        return self.marginal(self.others(dims))
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+        log_density = -(self.high - self.low).log()
+        return Partial(
+            self,
+            torch.where(observed, x, 0.0),
+            ~observed,
+            torch.where(observed, log_density, 0.0).sum(-1).expand(x.shape[:-1]),
+        )
+
     def log_partition(self, eta: Tensor) -> Tensor:
         mean = self.mean(eta).unsqueeze(-2)
         return (eta * mean + log_hyp0f1(1.5, (eta * self._half()).square())).sum(-1)
@@ -101,6 +118,9 @@ class Pushforward(FourierBase, LaplaceBase):
     def latent(self, like: Tensor) -> Any:
         r"""The law of :math:`t(x)`, with the dtype and device of a tensor."""
         raise NotImplementedError
+
+    def mass(self, like: Tensor) -> Tensor:
+        return self.latent(like).mass(like)
 
     def mean(self, like: Tensor) -> Tensor:
         return self.latent(like).mean(like)
@@ -158,6 +178,16 @@ class UniformCube(Pushforward):
 
     def log_density(self, x: Tensor) -> Tensor:
         return x.new_zeros(x.shape[:-1])
+
+    def marginal(self, dims: Sequence[int]) -> "UniformCube":
+        return UniformCube(len(dims))
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformCube":
+        return UniformCube(len(self.others(dims)))
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+        statistic = torch.where(observed, self.statistic(x), 0.0)
+        return Partial(self, statistic, ~observed, x.new_zeros(x.shape[:-1]))
 
     def latent(self, like: Tensor) -> Gaussian:
         zeros = like.new_zeros(self.event_shape)

@@ -3,6 +3,7 @@ r"""Bases of exponential families."""
 __all__ = ["DirichletFamily", "GammaFamily", "NormalFamily", "PoissonFamily"]
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,15 @@ class NormalFamily(LaplaceBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         return x.new_zeros(x.shape[:-1])
+
+    def columns(self, dims: Sequence[int]) -> list[int]:
+        return [*dims, *(self.event_shape[0] + k for k in dims)]
+
+    def marginal(self, dims: Sequence[int]) -> "NormalFamily":
+        return NormalFamily(len(dims))
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "NormalFamily":
+        return NormalFamily(len(self.others(dims)))
 
     def log_partition(self, eta: Tensor) -> Tensor:
         linear, quadratic = eta.chunk(2, dim=-1)

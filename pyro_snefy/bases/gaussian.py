@@ -2,13 +2,16 @@ r"""Gaussian bases."""
 
 __all__ = ["Gaussian"]
 
+import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import MultivariateNormal, Normal, constraints
 
-from .base import FourierBase, LaplaceBase, Pairs, cutoff_exp
+from ..linalg import rows_matmul
+from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
 
 
 class Gaussian(FourierBase, LaplaceBase):
@@ -126,6 +129,68 @@ class Gaussian(FourierBase, LaplaceBase):
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         mean = self.mean(eta).unsqueeze(-2) + self._times_covariance(eta)
         return mean, self.covariance(eta).unsqueeze(-3)
+
+    def marginal(self, dims: Sequence[int]) -> "Gaussian":
+        if self.scale_tril is None:
+            scale = self._vector_scale()
+            loc, scale = torch.broadcast_tensors(self.loc, scale)
+            return Gaussian(loc[..., dims], scale[..., dims], validate_args=False)
+        covariance = self.covariance(self.loc)[..., dims, :][..., dims]
+        return Gaussian(
+            self.loc[..., dims], scale_tril=torch.linalg.cholesky(covariance), validate_args=False
+        )
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "Gaussian":
+        others = self.others(dims)
+        matrix = self.regression(dims, values)
+        if matrix is None:
+            return self.marginal(others)
+        covariance = self.covariance(values)[..., others, :]
+        covariance = covariance[..., others] - covariance[..., dims] @ matrix.mT
+        loc = self.loc[..., others] + rows_matmul(values - self.loc[..., dims], matrix.mT)
+        return Gaussian(
+            loc, scale_tril=torch.linalg.cholesky(covariance), validate_args=False
+        )
+
+    def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
+        if self.scale_tril is None:
+            return None
+        covariance = self.covariance(like)[..., dims, :]  # (*, D_1, D)
+        factor = torch.linalg.cholesky(covariance[..., dims])
+        return torch.cholesky_solve(covariance[..., self.others(dims)], factor).mT
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        if not self.event_dim:
+            return super().partial(x, observed)
+        if self.scale_tril is None:
+            log_prob = Normal(self.loc, self.scale, validate_args=False).log_prob(x)
+            return Partial(
+                self,
+                torch.where(observed, x, 0.0),
+                ~observed,
+                torch.where(observed, log_prob, 0.0).sum(-1),
+            )
+        # Masks in place of slices, so that all patterns are of one size: rows and columns of what
+        # is not observed are those of the identity.
+        known = observed.to(x.dtype)  # (K, 1, d)
+        eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        both = known.mT * known  # (K, d, d)
+        covariance = self.covariance(x)
+        factor = torch.linalg.cholesky(both * covariance + torch.diag_embed(1 - known[..., 0, :]))
+        offset = torch.where(observed, x - self.loc, 0.0)  # (K, R, d)
+        solved = torch.cholesky_solve(offset.mT, factor).mT
+        mean = torch.where(observed, x, self.loc + solved @ covariance)
+        reduction = torch.cholesky_solve(known.mT * covariance, factor)
+        unknown = (1 - known).mT * (1 - known)
+        left = unknown * (covariance - (covariance * known) @ reduction)
+        spread = torch.linalg.cholesky(left + both * eye) * (1 - known).mT
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # (K,)
+        square = (offset * solved).sum(-1) + known.sum(-1) * math.log(2 * math.pi)
+        base = Gaussian(
+            torch.zeros_like(self.loc), scale_tril=spread.unsqueeze(-3), validate_args=False
+        )
+        mask = torch.ones_like(observed)
+        return Partial(base, mean, mask, -square / 2 - log_det.unsqueeze(-1))
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         # |w_i - w_j|^2 / 2 in the metric of C, as the difference of these two.

@@ -1,6 +1,6 @@
 r"""Mixtures of bases."""
 
-__all__ = ["GaussianMixture", "Interval", "Mixture", "MixtureBase"]
+__all__ = ["ConditionalGaussianMixture", "GaussianMixture", "Interval", "Mixture", "MixtureBase"]
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intervals, union
-from .base import Base, FourierBase, LaplaceBase, Pairs
+from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
 from .bounded import UniformBox
 from .gaussian import Gaussian
 
@@ -185,9 +185,38 @@ class GaussianMixture(MixtureBase):
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         return _evaluate_batched(function, self.gaussians, argument)
 
+    def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
+        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
+        return type(self)(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "ConditionalGaussianMixture":
+        given = self.gaussians.marginal(dims).log_density(values.unsqueeze(-2))
+        others = self.marginal(self.others(dims))
+        return ConditionalGaussianMixture(
+            self.log_weights() + given, others.loc, others.scale, validate_args=False
+        )
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+        inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
+        assert inner is not None
+        logits = self.log_weights() + inner.log_density  # (K, R, components)
+        base = ConditionalGaussianMixture(logits, self.loc, self.scale, validate_args=False)
+        log_density = logits.logsumexp(-1)
+        return Partial(base, torch.where(observed, x, 0.0), ~observed, log_density)
+
+    def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
+        raise NotImplementedError("The weights of a conditional mixture depend on the values.")
+
     def log_density(self, x: Tensor) -> Tensor:
         log_density = self.gaussians.log_density(x.unsqueeze(-2))
         return (self.log_weights() + log_density).logsumexp(-1)
+
+
+class ConditionalGaussianMixture(GaussianMixture):
+    r"""A mixture of normal laws whose weights differ from row to row, as given values do.
+
+    Its kernels keep the components apart, so that a batch of weights needs no batch of matrices.
+    """
 
 
 class Interval(MixtureBase):

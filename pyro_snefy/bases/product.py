@@ -10,7 +10,7 @@ from torch import Size, Tensor
 
 from ..activations import Activation
 from ..constraints import product
-from .base import Base, FourierBase, LaplaceBase, Pairs
+from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
 
 Self = TypeVar("Self", bound="Base")
 Complex = tuple[Tensor, Tensor | None]
@@ -75,8 +75,8 @@ class Product(FourierBase, LaplaceBase):
         return type(self)([base.map(function) for base in self.bases])
 
     def example(self, like: Tensor) -> Tensor:
-        points = [torch.atleast_1d(base.example(like)) for base in self.bases]
-        return torch.cat(points, dim=-1)
+        points = [(base.example(like), base.event_dim) for base in self.bases]
+        return self._concatenate([x if event_dim else x.unsqueeze(-1) for x, event_dim in points])
 
     def statistic(self, x: Tensor) -> Tensor:
         return torch.cat([base.statistic(piece) for base, piece in self._pieces(x)], dim=-1)
@@ -84,6 +84,84 @@ class Product(FourierBase, LaplaceBase):
     def log_density(self, x: Tensor) -> Tensor:
         terms = [base.log_density(piece) for base, piece in self._pieces(x)]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+    def _groups(self, dims: Sequence[int]) -> list[tuple[int, list[int]]]:
+        # Coordinates by factor, each relative to its factor, in the order of first appearance.
+        starts = [sum(self.lengths[:k]) for k in range(len(self.bases))]
+        groups: list[tuple[int, list[int]]] = []
+        for dim in dims:
+            k = max(k for k, start in enumerate(starts) if start <= dim)
+            if not groups or groups[-1][0] != k:
+                groups.append((k, []))
+            groups[-1][1].append(dim - starts[k])
+        if len({k for k, _ in groups}) != len(groups):
+            raise NotImplementedError(
+                f"Product: expected the coordinates of each factor side by side, got {list(dims)}."
+            )
+        return groups
+
+    def columns(self, dims: Sequence[int]) -> list[int]:
+        return [
+            sum(self.statistics[:k]) + column
+            for k, inner in self._groups(dims)
+            for column in _inner_columns(self.bases[k], inner)
+        ]
+
+    def marginal(self, dims: Sequence[int]) -> Base:
+        return _product(
+            [_inner_marginal(self.bases[k], inner) for k, inner in self._groups(dims)]
+        )
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> Base:
+        groups = self._groups(dims)
+        pieces = values.split([len(inner) for _, inner in groups], dim=-1)
+        given = {k: (inner, x) for (k, inner), x in zip(groups, pieces, strict=True)}
+        left = []
+        for k, base in enumerate(self.bases):
+            if k not in given:
+                left.append(base)
+            elif len(given[k][0]) < self.lengths[k]:
+                left.append(base.conditional(*given[k]))
+        return _product(left)
+
+    def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
+        groups = dict(self._groups(dims))
+        others = dict(self._groups(self.others(dims)))
+        rows = []
+        for k, base in enumerate(self.bases):
+            if k in others:
+                matrix = base.regression(groups[k], like) if k in groups else None
+                rows.append((len(_inner_columns(base, others[k])), k, matrix))
+        if all(matrix is None for _, _, matrix in rows):
+            return None
+        blocks = [
+            [
+                matrix if j == k and matrix is not None
+                else like.new_zeros((size, len(_inner_columns(self.bases[j], inner))))
+                for j, inner in groups.items()
+            ]
+            for size, k, matrix in rows
+        ]
+        batch = torch.broadcast_shapes(*(x.shape[:-2] for row in blocks for x in row))
+        return torch.cat(
+            [torch.cat([x.expand(batch + x.shape[-2:]) for x in row], -1) for row in blocks], -2
+        )
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        masks = observed.split(self.lengths, dim=-1)
+        partials = []
+        for (base, piece), mask in zip(self._pieces(x), masks, strict=True):
+            partial = base.partial(piece, mask if base.event_dim else mask.squeeze(-1))
+            if partial is None:
+                return None
+            partials.append(partial)
+        log_densities = torch.broadcast_tensors(*(partial.log_density for partial in partials))
+        return Partial(
+            Product([partial.base for partial in partials]),
+            torch.cat([partial.statistic for partial in partials], dim=-1),
+            torch.cat([partial.mask for partial in partials], dim=-1),
+            torch.stack(log_densities).sum(0),
+        )
 
     def _concatenate(self, values: Sequence[Tensor]) -> Tensor:
         batch = torch.broadcast_shapes(*(value.shape[:-1] for value in values))
@@ -137,6 +215,21 @@ class Product(FourierBase, LaplaceBase):
 
     def __repr__(self) -> str:
         return f"Product({list(self.bases)})"
+
+
+def _inner_columns(base: Base, dims: list[int]) -> list[int]:
+    # All coordinates of a factor, in their order, need nothing of it.
+    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
+    return list(range(base.num_statistics)) if whole else base.columns(dims)
+
+
+def _inner_marginal(base: Base, dims: list[int]) -> Base:
+    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
+    return base if whole else base.marginal(dims)
+
+
+def _product(bases: list[Base]) -> Base:
+    return bases[0] if len(bases) == 1 and bases[0].event_dim else Product(bases)
 
 
 def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:

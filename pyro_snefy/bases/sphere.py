@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from ..constraints import unit_sphere
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
-from .base import FourierBase, LaplaceBase, check_dimension
+from .base import Base, FourierBase, LaplaceBase, check_dimension
 from .bounded import Pushforward
 
 
@@ -94,6 +94,9 @@ class ProjectedGaussian(Pushforward):
     def log_density(self, x: Tensor) -> Tensor:
         d = self.num_statistics
         return -(x.square().sum(-1) + d * math.log(2 * math.pi)) / 2
+
+    def parts(self) -> tuple[Base, ...]:
+        return (UniformSphere(self.num_statistics),)
 
     def latent(self, like: Tensor) -> UniformSphere:
         return UniformSphere(self.num_statistics)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.bounded import UniformCube
+from ..bases.bounded import Pushforward
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
@@ -100,6 +100,6 @@ def _mixture(activation: GaussianActivation, base: GaussianMixture, weight: Tens
     return Pairwise(evaluate)
 
 
-@register_kernel(GaussianActivation, UniformCube)
-def _cube(activation: GaussianActivation, base: UniformCube, weight: Tensor) -> Kernel:
+@register_kernel(GaussianActivation, Pushforward)
+def _pushforward(activation: GaussianActivation, base: Pushforward, weight: Tensor) -> Kernel:
     return kernel(activation, base.latent(weight), weight)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..activations import Activation, LeakyReLU, ReLU, Step
 from ..bases.gaussian import Gaussian
-from ..bases.sphere import ProjectedGaussian, UniformSphere
+from ..bases.sphere import UniformSphere
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
@@ -35,10 +35,3 @@ def _relu(activation: ReLU, base: UniformSphere, weight: Tensor) -> Kernel:
 @register_kernel(LeakyReLU, UniformSphere, bias=False)
 def _leaky_relu(activation: LeakyReLU, base: UniformSphere, weight: Tensor) -> Kernel:
     return _homogeneous(activation, base, weight, 1)
-
-
-@register_kernel(Step, ProjectedGaussian, bias=False)
-@register_kernel(ReLU, ProjectedGaussian, bias=False)
-@register_kernel(LeakyReLU, ProjectedGaussian, bias=False)
-def _projected(activation: Activation, base: ProjectedGaussian, weight: Tensor) -> Kernel:
-    return kernel(activation, base.latent(weight), weight)
