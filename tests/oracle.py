@@ -61,6 +61,7 @@ MAX_PANELS = 2000
 MAX_NODES = 200_000_000
 CHUNK = 1_000_000
 MAX_TERMS = 1 << 23
+ZERO = 1e8  # integrals below exp(-ZERO), of which a logarithm holds no digit, are zero
 HOPELESS = 1e5  # log-masses below -HOPELESS are not searched for active neurons
 
 
@@ -276,7 +277,7 @@ def _integrate(
     edges = [low, *sorted(inside), high]
     windows = [_window(f, a, b) for a, b in pairwise(edges)]
     ref = max(peak for _, _, peak in windows)
-    if ref == -np.inf:
+    if ref < -ZERO:
         return -np.inf, 0.0
     marks = np.array([*edges_of_panels], float)
     # The grid may miss a peak at the edge of a segment, so only hopeless segments are left out.
@@ -529,19 +530,21 @@ def _normal_box(act: Activation, coefficients: Array, mean: Array) -> list[tuple
 
 def _smoothed(act: Activation, mean: Array, scale: float) -> tuple[Array, NDArray]:
     """Return the logarithm and phase of E sigma(mean + scale v), v standard normal."""
-    kinks = (np.sort(act.kinks)[:, None] - mean) / scale  # (kinks, N)
-    edges = np.concatenate(
-        [np.full_like(kinks[:1], -np.inf), kinks, np.full_like(kinks[:1], np.inf)]
-    )
+    panels = 4 + int((act.bandwidth + 3 * act.precision**0.5) * scale * 2)
     logs, phases = [], []
-    for low, high in pairwise(edges):
-        # the part of the piece within DROP nats of its point nearest to the origin
-        reach = np.sqrt(np.clip(0.0, low, high) ** 2 + 2 * DROP)
-        low, high = np.maximum(low, -reach), np.minimum(high, reach)
-        panels = 4 + int((act.bandwidth + 3 * act.precision**0.5) * scale * 2)
-        v, log_w = _rows(low, high, panels)
-        log_s, phase = act.log(mean[:, None] + scale * v)
-        logs.append(log_s + log_w - v**2 / 2 - 0.5 * np.log(2 * np.pi))
+    for below, above in pairwise([-np.inf, *sorted(act.kinks), np.inf]):
+        low, high = (below - mean) / scale, (above - mean) / scale
+        # Distances y from the point of the piece nearest to the origin: in the far tails, where
+        # there is nothing but a boundary layer at a kink, v itself would not resolve it.
+        nearest = np.clip(0.0, low, high)
+        reach = 2 * DROP / (np.abs(nearest) + np.sqrt(nearest**2 + 2 * DROP))
+        y, log_w = _rows(
+            np.maximum(low - nearest, -reach), np.minimum(high - nearest, reach), panels
+        )
+        start = np.where(nearest > 0, below, np.where(nearest < 0, above, mean))
+        log_s, phase = act.log(start[:, None] + scale * y)
+        log_density = -(nearest[:, None] ** 2) / 2 - (nearest[:, None] + y / 2) * y
+        logs.append(log_s + log_w + log_density - 0.5 * np.log(2 * np.pi))
         phases.append(phase)
     return _log_sum(np.concatenate(logs, 1), np.concatenate(phases, 1), axis=1)
 

@@ -1,0 +1,282 @@
+r"""Conditional squared neural families: a network emits the parameters of one for each context."""
+
+__all__ = ["Bias", "ConditionalSNEFY", "Head", "LocationScale", "ReadoutHead", "conditional_snefy"]
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from pyro.distributions import ConditionalDistribution
+from pyro.nn import DenseNN
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from .activations import Activation, Snake
+from .bases import Base, Gaussian, Standardized
+from .modules import BaseModule
+from .snefy import SNEFY
+
+
+class Parameters(NamedTuple):
+    r"""What heads may change: the parameters of a family, seen from a location at a scale."""
+
+    base: Base
+    loc: Tensor
+    scale: Tensor
+    bias: Tensor
+    readout: Tensor
+
+
+class Head:
+    r"""What a network emits for each context.
+
+    A head says how many numbers it takes, and changes the parameters of a family by them. Heads
+    are immutable values.
+    """
+
+    def size(self, parameters: Parameters) -> int:
+        """How many outputs of the network this head takes."""
+        raise NotImplementedError
+
+    def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
+        """Changes the parameters of a family by outputs of the network."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Bias(Head):
+    r"""A bias for each context, :math:`b(c) = b + f(c)`: the construction of the paper.
+
+    The conditional laws of a joint squared neural family are of this form. Waves are shifted by
+    the context, and combined in one way for all.
+    """
+
+    def size(self, parameters: Parameters) -> int:
+        return parameters.bias.shape[-1]
+
+    def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
+        return parameters._replace(bias=parameters.bias + outputs)
+
+
+@dataclass(frozen=True)
+class ReadoutHead(Head):
+    r"""A readout for each context, :math:`V(c) = V + f(c)`.
+
+    The shape of the density changes freely with the context, and one kernel serves all rows.
+    """
+
+    def size(self, parameters: Parameters) -> int:
+        return parameters.readout.numel()
+
+    def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
+        readout = parameters.readout
+        return parameters._replace(readout=readout + outputs.unflatten(-1, readout.shape))
+
+
+@dataclass(frozen=True)
+class LocationScale(Head):
+    r"""A location and a scale of the event for each context.
+
+    The weights act on :math:`(x - l(c)) / s(c)`, an affine change of variables, so that one
+    kernel serves all rows. The base has to be on the reals or on real vectors.
+
+    Arguments:
+        floor: The least scale, relative to that of the data. Without one, a density can collapse
+            onto a single observation.
+    """
+
+    floor: float = 1e-3
+
+    def size(self, parameters: Parameters) -> int:
+        return 2 * max(1, parameters.loc.numel())
+
+    def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
+        event = parameters.loc.shape
+        loc, scale = (x.unflatten(-1, event) if event else x.squeeze(-1) for x in outputs.chunk(2, -1))
+        # One at zero: a fresh network leaves the scale as it is.
+        scale = self.floor + nn.functional.softplus(scale + math.log(math.expm1(1 - self.floor)))
+        return parameters._replace(
+            loc=parameters.loc + parameters.scale * loc, scale=parameters.scale * scale
+        )
+
+
+class ConditionalSNEFY(nn.Module):
+    r"""A squared neural family whose parameters depend on a context.
+
+    It is registered as a :class:`pyro.distributions.ConditionalDistribution`. Events are seen from
+    a location, at a scale, and contexts likewise, which :meth:`initialize` takes from data.
+
+    Arguments:
+        base: The base measure.
+        context_dim: The length of a context.
+        net: A module from contexts to the outputs that the heads take, in their order.
+        hidden_dim: The number :math:`n` of neurons.
+        readout_dim: The number :math:`m` of rows of the readout.
+        activation: The activation.
+        heads: What the network emits.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    context_loc: Tensor
+    context_scale: Tensor
+
+    def __init__(
+        self,
+        base: Base,
+        context_dim: int,
+        net: nn.Module,
+        hidden_dim: int,
+        readout_dim: int,
+        activation: Activation,
+        heads: Sequence[Head],
+    ) -> None:
+        super().__init__()
+        self.activation, self.heads = activation, tuple(heads)
+        self.base = BaseModule(base)
+        self.weight = nn.Parameter(torch.empty(hidden_dim, base.num_statistics))
+        self.bias = nn.Parameter(torch.empty(hidden_dim))
+        self.readout = nn.Parameter(torch.empty(readout_dim, hidden_dim))
+        self.net = net
+        self.register_buffer("loc", torch.zeros(base.event_shape))
+        self.register_buffer("scale", torch.ones(base.event_shape))
+        self.register_buffer("context_loc", torch.zeros(context_dim))
+        self.register_buffer("context_scale", torch.ones(context_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new weights, biases and readouts; the network is left as it is."""
+        nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[-1]))
+        nn.init.normal_(self.bias)
+        nn.init.normal_(self.readout, std=1 / math.sqrt(self.readout.shape[-1]))
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor, context: Tensor) -> "ConditionalSNEFY":
+        r"""Takes location and scale of events and contexts from a sample of the data.
+
+        Events are standardised where the base is on the reals; contexts always are.
+
+        Arguments:
+            x: Events, with shape :math:`(N, \text{event})`.
+            context: Contexts, with shape :math:`(N, \text{context\_dim})`.
+        """
+        if self._standardizes:
+            self.loc.copy_(x.mean(0))
+            self.scale.copy_(_positive(x.std(0)))
+        self.context_loc.copy_(context.mean(0))
+        self.context_scale.copy_(_positive(context.std(0)))
+        return self
+
+    @property
+    def _standardizes(self) -> bool:
+        return self.base().support in (constraints.real, constraints.real_vector)
+
+    def condition(self, context: Tensor) -> SNEFY:
+        r"""The law of events given contexts.
+
+        Arguments:
+            context: The contexts, with shape :math:`(*, \text{context\_dim})`.
+
+        Returns:
+            A SNEFY with batch shape :math:`(*)`.
+        """
+        if context.dim() < 1 or context.shape[-1] != len(self.context_loc):
+            raise ValueError(
+                f"ConditionalSNEFY: expected context with shape (*, {len(self.context_loc)}), "
+                f"got {tuple(context.shape)}."
+            )
+        base, loc, scale = self.base(), self.loc, self.scale
+        parameters = Parameters(base, loc, scale, self.bias, self.readout)
+        outputs = self.net((context - self.context_loc) / self.context_scale)
+        sizes = [head.size(parameters) for head in self.heads]
+        if outputs.shape != context.shape[:-1] + (sum(sizes),):
+            raise ValueError(
+                f"ConditionalSNEFY: expected net to give {sum(sizes)} outputs, {sizes} for the "
+                f"heads {self.heads}, got {tuple(outputs.shape)} for {tuple(context.shape)}."
+            )
+        for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
+            parameters = head(parameters, piece)
+        base = parameters.base
+        if self._standardizes:
+            base = Standardized(base, parameters.loc, parameters.scale, validate_args=False)
+        family = SNEFY(
+            self.weight,
+            parameters.bias,
+            parameters.readout,
+            activation=self.activation,
+            base=base,
+        )
+        return family.expand(context.shape[:-1])
+
+    def forward(self, context: Tensor) -> SNEFY:
+        """Calls :meth:`condition`."""
+        return self.condition(context)
+
+
+ConditionalDistribution.register(ConditionalSNEFY)
+
+
+def _positive(scale: Tensor) -> Tensor:
+    return torch.where(scale > 0, scale, 1.0)
+
+
+def conditional_snefy(
+    base_or_dim: Base | int,
+    context_dim: int,
+    hidden_dim: int = 32,
+    readout_dim: int = 16,
+    activation: Activation = Snake(10.0),  # noqa: B008  (an immutable value)
+    hidden_dims: Sequence[int] = (128, 128),
+    net: nn.Module | None = None,
+    heads: Sequence[Head] | None = None,
+) -> ConditionalSNEFY:
+    r"""Creates a conditional squared neural family, for use as a likelihood.
+
+    .. math:: p(x | c) = \frac{\mu(x)}{Z(c)} \left\| V \sigma(W t(x) + b(c)) \right\|^2
+
+    Arguments:
+        base_or_dim: The base measure, or the dimension :math:`d` of a standard normal one.
+        context_dim: The length of a context.
+        hidden_dim: The number :math:`n` of neurons.
+        readout_dim: The number :math:`m` of rows of the readout. With one, densities have zeros.
+        activation: The activation :math:`\sigma`.
+        hidden_dims: The sizes of the hidden layers of the default network.
+        net: Instead of the default network, a module from contexts to the outputs that the heads
+            take: ``hidden_dim`` of them for the bias.
+        heads: What the network emits: any of :class:`Bias`, :class:`ReadoutHead` and
+            :class:`LocationScale`. None stands for the bias if ``net`` is given, and for location,
+            scale and readout otherwise, without location and scale if the base is not on the
+            reals.
+
+    Example:
+        >>> from pyro_snefy.bases import Gaussian
+        >>> base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+        >>> likelihood = conditional_snefy(base, context_dim=5)
+        >>> likelihood.condition(torch.randn(7, 5)).batch_shape
+        torch.Size([7])
+    """
+    if isinstance(base_or_dim, int):
+        base: Base = Gaussian(torch.zeros(base_or_dim), torch.ones(base_or_dim))
+    else:
+        base = base_or_dim
+    if heads is None and net is not None:
+        heads = (Bias(),)
+    elif heads is None:
+        real = base.support in (constraints.real, constraints.real_vector)
+        heads = (LocationScale(), ReadoutHead()) if real else (ReadoutHead(),)
+    if net is None:
+        event = torch.empty(base.event_shape)
+        shapes = Parameters(
+            base, event, event, torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
+        )
+        outputs = sum(head.size(shapes) for head in heads)
+        net = DenseNN(context_dim, list(hidden_dims), [outputs])
+        # Small at first: the family is close to the one without a context.
+        last = net.layers[-1]
+        nn.init.normal_(last.weight, std=0.01)
+        nn.init.zeros_(last.bias)
+    return ConditionalSNEFY(
+        base, context_dim, net, hidden_dim, readout_dim, activation, heads
+    )
