@@ -28,10 +28,11 @@ def _unit_rule(count: int) -> tuple[tuple[float, float], ...]:
 
 # Measured, the smallest numbers of nodes whose error is negligible wherever the arguments are.
 _LONG_RULE = _unit_rule(48)
-_SHORT_RULE = _unit_rule(32)
+_SHORT_RULE = _unit_rule(40)
 _HALF_RULE = _unit_rule(40)
-# Nodes visited at once: few kernel launches, yet memory stays a small multiple of the inputs.
-_CHUNK = 8
+# Nodes are visited together while their values fit in a cache, which saves kernel launches, and
+# one by one otherwise, so that memory is a small multiple of the inputs.
+_CHUNK, _CACHE = 8, 2**16
 # Nats after which an integrand is dropped: exp(-38) is below the rounding of its sum.
 _DROP = 38.0
 # Below this variance a variable counts as constant: 1 / v must not overflow.
@@ -48,8 +49,10 @@ def _node_chunks(
     # Nodes lead, so that the innermost loop of each kernel runs over the inputs.
     shape = (-1,) + (1,) * like.dim()
 
-    for i in range(0, len(rule), _CHUNK):
-        part = torch.tensor(rule[i : i + _CHUNK], dtype=like.dtype, device=like.device)
+    chunk = min(max(_CACHE // max(int(like.numel()), 1), 1), _CHUNK)
+
+    for i in range(0, len(rule), chunk):
+        part = torch.tensor(rule[i : i + chunk], dtype=like.dtype, device=like.device)
         yield part[:, 0].reshape(shape), part[:, 1].reshape(shape)
 
 
@@ -224,6 +227,8 @@ def _pair_sums(orders: tuple[Order, ...], h1: Tensor, h2: Tensor, x: Tensor) -> 
     share = -torch.expm1(-width)
     floor = torch.exp(-2 * end)
     first = torch.exp(-start)
+    del a, b, top, level, stop, end
+
     powers = sorted({p for p, _ in orders})
     tilted = any(k != 0 for _, k in orders)
 
@@ -234,9 +239,8 @@ def _pair_sums(orders: tuple[Order, ...], h1: Tensor, h2: Tensor, x: Tensor) -> 
         e = root * root
         shape = root / (1 + e)  # sech(t) / 2
         term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
-        difference = (
-            (e - floor) / (1 + e) if powers[-1] > 0 else e
-        )  # tanh(end) - tanh(t), up to a factor
+        # Up to a factor, tanh(end) - tanh(t).
+        difference = (e - floor).div_(1 + e) if powers[-1] > 0 else e
         tilt = torch.where(sign > 0, 1 / e, e) if tilted else e
         previous = 0
         for p in powers:

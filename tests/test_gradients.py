@@ -12,8 +12,9 @@ from pyro_snefy.activations import Exp, FourierActivation, LeakyReLU, ReLU, Step
 from pyro_snefy.bases import Base, Mixture, Product
 from tests.cases import CASES, Case, events
 
-# Central differences with this step are right to about 1e-9, far below the tolerances.
-CHECK = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5}
+# Central differences with this step are right to about 1e-9, far below the tolerances. The fast
+# mode compares one random projection of the Jacobian, and not its entries one by one.
+CHECK: dict[str, Any] = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5, "fast_mode": True}
 
 
 class Problem:
@@ -62,7 +63,8 @@ class Problem:
         """Where there is a kink there is no gradient, but neither is there a NaN."""
         value = self.log_normalizer(*self.inputs)
         assert value.isfinite()
-        for key, gradient in zip(self.keys, torch.autograd.grad(value, self.inputs), strict=True):
+        gradients = torch.autograd.grad(value, self.inputs, materialize_grads=True)
+        for key, gradient in zip(self.keys, gradients, strict=True):
             assert gradient.isfinite().all(), key
 
 
@@ -89,7 +91,7 @@ def _events(problem: Problem, count: int) -> Tensor:
     x = events(problem.case, 200)
     if problem.case.base_name == "MixtureAtom":
         x = x[x != 0.5]
-    x = x[problem.distribution(*problem.inputs).log_prob(x) > -30]
+    x = x[problem.distribution(*problem.inputs).log_prob(x).isfinite()]
     assert len(x) >= count
     return x[:count]
 
@@ -117,11 +119,9 @@ def test_log_normalizer(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_one_neuron(case: Case) -> None:
-    # One rectified neuron on a few points can be silent.
     weight, bias, readout = case.parameters(n=1, m=1)
+    # One rectified neuron on a few points can be silent: not with a positive bias and point.
     problem = Problem(case, weight, None if bias is None else bias.abs(), readout)
-    if isinstance(case.activation, Step) and case.base_name == "DiscreteScalar":
-        problem.assert_finite()  # the point zero is on the threshold without its bias
     assert gradcheck(problem.log_normalizer, problem.inputs, **CHECK)
 
 
@@ -178,7 +178,7 @@ def test_second_derivatives(case: Case) -> None:
     weight, bias, readout = case.parameters(n=3, m=1)
     weight[1] = -weight[0]  # no pole at a frequency of zero
     problem = Problem(case, case.natural(weight), bias, readout)
-    assert gradgradcheck(problem.log_normalizer, problem.inputs, **CHECK, fast_mode=True)
+    assert gradgradcheck(problem.log_normalizer, problem.inputs, **CHECK)
 
 
 # ------------------------------------------------------------------------------- zero density

@@ -85,7 +85,7 @@ def _identity(activation: Identity, base: FourierBase, weight: Tensor) -> Separa
 
 
 @register_kernel(Snake, FourierBase)
-def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
+def snake_kernel(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
     r"""The snake is its mean, and three fluctuations about it.
 
     With :math:`\omega = 2 a w` and :math:`\beta = 2 a b`,

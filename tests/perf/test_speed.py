@@ -1,0 +1,172 @@
+"""Time of a training step: forward, backward and Adam, in float32 on one thread."""
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyro_snefy import SNEFY
+from pyro_snefy.activations import Cos, Exp, Snake
+from pyro_snefy.bases import Gaussian, GaussianMixture, UniformSphere
+from tests.perf import baselines
+from tests.perf.timing import medians
+
+pytestmark = pytest.mark.perf
+
+
+@pytest.fixture(autouse=True)
+def _no_validation() -> None:
+    pyro.enable_validation(False)
+
+
+def _step(parameters: list[Tensor], log_prob):  # type: ignore[no-untyped-def]
+    optimizer = torch.optim.Adam(parameters, lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (-log_prob().mean()).backward()
+        optimizer.step()
+
+    return step
+
+
+def _report(name: str, times: dict[str, float]) -> None:
+    own = times["ours"]
+    ratios = ", ".join(f"{k} {t * 1e3:.2f} ms ({t / own:.2f}x)" for k, t in times.items())
+    print(f"\n{name}: {ratios}")
+
+
+@pytest.mark.parametrize(
+    ("layers", "n", "faster", "slower"),
+    [
+        ((), 32, 12, 2),
+        ((), 64, 35, 2),
+        ((), 128, 90, 3),
+        ((512, 256, 128, 64), 32, 5, None),
+        ((512, 256, 128, 64), 64, 13, None),
+        ((512, 256, 128, 64), 128, 50, None),
+    ],
+)
+def test_conditional(layers: tuple[int, ...], n: int, faster: float, slower: float | None) -> None:
+    a, rows = 10.0, 256
+    sizes = [5, *layers]
+    modules: list[nn.Module] = []
+    for before, after in zip(sizes[:-1], sizes[1:], strict=True):
+        modules += [nn.Linear(before, after), nn.ReLU()]
+    net = nn.Sequential(*modules, nn.Linear(sizes[-1], n))
+    weight = nn.Parameter(torch.randn(n, 1))
+    readout = nn.Parameter(torch.randn(n // 2, n) / n)
+    context, y = torch.randn(rows, 5), torch.randn(rows)
+    base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+
+    def ours() -> Tensor:
+        return SNEFY(weight, net(context), readout, activation=Snake(a), base=base).log_prob(y)
+
+    def unnormalized() -> Tensor:
+        z = y.unsqueeze(-1) @ weight.mT + net(context)
+        return baselines.log_numerator(baselines.snake(z, a), readout)
+
+    def baseline() -> Tensor:
+        bias = net(context)
+        z = y.unsqueeze(-1) @ weight.mT + bias
+        kernel = baselines.snake_kernel(weight, bias, a)
+        log_normalizer = baselines.log_trace(kernel, readout)
+        return base.log_density(y) + baselines.log_numerator(baselines.snake(z, a), readout) - log_normalizer
+
+    torch.testing.assert_close(ours(), baseline(), rtol=1e-3, atol=1e-3)
+    parameters = [*net.parameters(), weight, readout]
+    times = medians(
+        {
+            "ours": _step(parameters, ours),
+            "un-normalised": _step(parameters, unnormalized),
+            "baseline": _step(parameters, baseline),
+        }
+    )
+    _report(f"conditional, n={n}, layers {layers}", times)
+    assert times["baseline"] >= faster * times["ours"]
+    if slower is not None:
+        assert times["ours"] <= slower * times["un-normalised"]
+
+
+def test_joint_mixture() -> None:
+    n, k, rows = 50, 8, 1024
+    weight, bias = nn.Parameter(torch.randn(n, 2)), nn.Parameter(torch.randn(n))
+    readout = nn.Parameter(torch.randn(1, n))
+    logits, loc = nn.Parameter(torch.zeros(k)), nn.Parameter(torch.randn(k, 2))
+    scale = nn.Parameter(torch.rand(k, 2) + 0.5)
+    x = torch.randn(rows, 2)
+
+    def ours() -> Tensor:
+        base = GaussianMixture(logits, loc, scale)
+        return SNEFY(weight, bias, readout, activation=Cos(), base=base).log_prob(x)
+
+    def baseline() -> Tensor:
+        weights = logits.softmax(-1)
+        kernel = sum(
+            weights[j] * baselines.cos_kernel(weight, bias, loc[j], scale[j]) for j in range(k)
+        )
+        log_density = torch.logsumexp(
+            torch.stack(
+                [
+                    weights[j].log()
+                    + torch.distributions.Normal(loc[j], scale[j]).log_prob(x).sum(-1)
+                    for j in range(k)
+                ]
+            ),
+            dim=0,
+        )
+        numerator = baselines.log_numerator((x @ weight.mT + bias).cos(), readout)
+        return log_density + numerator - baselines.log_trace(kernel, readout)
+
+    torch.testing.assert_close(ours(), baseline(), rtol=1e-3, atol=1e-3)
+    parameters = [weight, bias, readout, logits, loc, scale]
+    times = medians({"ours": _step(parameters, ours), "baseline": _step(parameters, baseline)})
+    _report("joint, 8-component mixture", times)
+    assert times["baseline"] >= 4 * times["ours"]
+
+
+def test_sphere() -> None:
+    n, rows = 30, 8488
+    weight, bias = nn.Parameter(torch.randn(n, 3)), nn.Parameter(torch.zeros(n))
+    readout = nn.Parameter(torch.randn(n, n))
+    x = nn.functional.normalize(torch.randn(rows, 3), dim=-1)
+
+    def ours() -> Tensor:
+        base = UniformSphere(3)
+        return SNEFY(weight, bias, readout, activation=Exp(), base=base).log_prob(x)
+
+    def baseline() -> Tensor:
+        numerator = baselines.log_numerator((x @ weight.mT + bias).exp(), readout)
+        kernel = baselines.exp_sphere_kernel(weight, bias.expand(rows, n))
+        return numerator - baselines.log_trace(kernel, readout) - baselines.LOG_SPHERE
+
+    torch.testing.assert_close(ours(), baseline(), rtol=1e-3, atol=1e-3)
+    parameters = [weight, bias, readout]
+    times = medians({"ours": _step(parameters, ours), "baseline": _step(parameters, baseline)})
+    _report("sphere", times)
+    assert times["baseline"] >= 2 * times["ours"]
+
+
+def test_marginal() -> None:
+    n, d, rows, a = 10, 6, 256, 1.0
+    weight, bias = nn.Parameter(torch.randn(n, d)), nn.Parameter(torch.randn(n))
+    readout = nn.Parameter(torch.randn(n, n))
+    x = torch.randn(rows, 3)
+
+    def ours() -> Tensor:
+        joint = SNEFY(weight, bias, readout, activation=Snake(a))
+        return joint.marginal([0, 2, 4]).log_prob(x)
+
+    def baseline() -> Tensor:
+        kept, rest = weight[:, [0, 2, 4]], weight[:, [1, 3, 5]]
+        numerator = baselines.snake_kernel(rest, x @ kept.mT + bias, a)
+        whole = baselines.snake_kernel(weight, bias.expand(rows, n), a)
+        log_density = torch.distributions.Normal(0.0, 1.0).log_prob(x).sum(-1)
+        ratio = baselines.log_trace(numerator, readout) - baselines.log_trace(whole, readout)
+        return log_density + ratio
+
+    torch.testing.assert_close(ours(), baseline(), rtol=1e-3, atol=1e-3)
+    parameters = [weight, bias, readout]
+    times = medians({"ours": _step(parameters, ours), "baseline": _step(parameters, baseline)})
+    _report("marginal", times)
+    assert times["baseline"] >= 4 * times["ours"]
