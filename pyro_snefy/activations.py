@@ -1,13 +1,13 @@
 r"""Activation functions of squared neural families."""
 
 __all__ = [
+    "GELU",
     "Activation",
     "Cis",
     "Cos",
     "Erf",
     "Exp",
     "FourierActivation",
-    "GELU",
     "GaussianActivation",
     "Identity",
     "LeakyReLU",

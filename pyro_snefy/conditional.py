@@ -94,7 +94,9 @@ class LocationScale(Head):
 
     def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
         event = parameters.loc.shape
-        loc, scale = (x.unflatten(-1, event) if event else x.squeeze(-1) for x in outputs.chunk(2, -1))
+        loc, scale = (
+            x.unflatten(-1, event) if event else x.squeeze(-1) for x in outputs.chunk(2, -1)
+        )
         # One at zero: a fresh network leaves the scale as it is.
         scale = self.floor + nn.functional.softplus(scale + math.log(math.expm1(1 - self.floor)))
         return parameters._replace(
@@ -191,7 +193,7 @@ class ConditionalSNEFY(nn.Module):
         parameters = Parameters(base, loc, scale, self.bias, self.readout)
         outputs = self.net((context - self.context_loc) / self.context_scale)
         sizes = [head.size(parameters) for head in self.heads]
-        if outputs.shape != context.shape[:-1] + (sum(sizes),):
+        if outputs.shape != (*context.shape[:-1], sum(sizes)):
             raise ValueError(
                 f"ConditionalSNEFY: expected net to give {sum(sizes)} outputs, {sizes} for the "
                 f"heads {self.heads}, got {tuple(outputs.shape)} for {tuple(context.shape)}."
@@ -227,7 +229,7 @@ def conditional_snefy(
     context_dim: int,
     hidden_dim: int = 32,
     readout_dim: int = 16,
-    activation: Activation = Snake(10.0),  # noqa: B008  (an immutable value)
+    activation: Activation = Snake(10.0),
     hidden_dims: Sequence[int] = (128, 128),
     net: nn.Module | None = None,
     heads: Sequence[Head] | None = None,
@@ -274,9 +276,7 @@ def conditional_snefy(
         outputs = sum(head.size(shapes) for head in heads)
         net = DenseNN(context_dim, list(hidden_dims), [outputs])
         # Small at first: the family is close to the one without a context.
-        last = net.layers[-1]
-        nn.init.normal_(last.weight, std=0.01)
-        nn.init.zeros_(last.bias)
-    return ConditionalSNEFY(
-        base, context_dim, net, hidden_dim, readout_dim, activation, heads
-    )
+        weight, bias = net.layers[-1].parameters()
+        nn.init.normal_(weight, std=0.01)
+        nn.init.zeros_(bias)
+    return ConditionalSNEFY(base, context_dim, net, hidden_dim, readout_dim, activation, heads)

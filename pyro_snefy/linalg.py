@@ -1,9 +1,17 @@
 r"""Products of batched matrices with batches of rows, without copies of the matrices."""
 
-__all__ = ["bilinear", "rows_matmul", "safe_log"]
+__all__ = ["bilinear", "broadcast_shapes", "rows_matmul", "safe_log"]
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
+
+
+def broadcast_shapes(*shapes: Size) -> Size:
+    r"""As :func:`torch.broadcast_shapes`, which is slow, but for the case that needs no work."""
+    largest = max(shapes, key=len, default=Size())
+    if all(shape == largest or not shape for shape in shapes):
+        return largest
+    return torch.broadcast_shapes(*shapes)
 
 
 def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -31,9 +39,7 @@ def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
         [rows.shape[k] for k in own] + [-1, rows.shape[-1]]
     )
     out = folded @ matrix  # (*own, free, K)
-    out = out.reshape(
-        list(out.shape[: len(own)]) + [rows.shape[k] for k in free] + [out.shape[-1]]
-    )
+    out = out.reshape(list(out.shape[: len(own)]) + [rows.shape[k] for k in free] + [out.shape[-1]])
     order = own + free
     return out.permute(*(order.index(k) for k in range(rank)), rank)
 

@@ -62,7 +62,7 @@ class Marginal(TorchDistribution):
         super().__init__(joint.batch_shape, Size((len(self.dims),)), validate_args=False)
         self._validate_args = joint._validate_args
 
-    def expand(self, batch_shape: Size, _instance: Any = None) -> "Marginal":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Marginal":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(Marginal, _instance)
         Marginal.__init__(new, self.joint.expand(batch_shape), self.dims)
@@ -146,7 +146,7 @@ def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | N
         slope = rest @ regression
         kept = kept + slope
         bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
-    others = base.conditional(dims, reference)
+    others: Any = base.conditional(dims, reference)
     integral = kernel(activation, others, rest)
     assert isinstance(integral, Separable)
     gram = network.form.gram()

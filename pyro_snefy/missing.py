@@ -9,7 +9,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from .constraints import missing
-from .linalg import rows_matmul
+from .linalg import broadcast_shapes, rows_matmul
 from .network import Network
 
 
@@ -42,7 +42,7 @@ class PartiallyObserved(TorchDistribution):
         super().__init__(joint.batch_shape, joint.event_shape, validate_args=False)
         self._validate_args = joint._validate_args
 
-    def expand(self, batch_shape: Size, _instance: Any = None) -> "PartiallyObserved":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "PartiallyObserved":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(PartiallyObserved, _instance)
         PartiallyObserved.__init__(new, self.joint.expand(batch_shape))
@@ -63,7 +63,7 @@ class PartiallyObserved(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         joint = self.joint
-        shape = torch.broadcast_shapes(value.shape[:-1], joint.batch_shape)
+        shape = broadcast_shapes(value.shape[:-1], joint.batch_shape)
         rows = value.expand(shape + value.shape[-1:]).reshape(-1, value.shape[-1])
         observed = ~rows.isnan()
         inside = self.support.check(rows)
@@ -99,15 +99,13 @@ class PartiallyObserved(TorchDistribution):
                 return blocks.unpack(partial.log_density + network.log_normalizer())
         return self._by_pattern(rows, patterns, pattern, shape)
 
-    def _by_pattern(
-        self, rows: Tensor, patterns: Tensor, pattern: Tensor, shape: Size
-    ) -> Tensor:
+    def _by_pattern(self, rows: Tensor, patterns: Tensor, pattern: Tensor, shape: Size) -> Tensor:
         # Without a way to do them all at once, patterns are taken one after the other.
         joint, dtype = self.joint, torch.float64
         total = rows.new_zeros(rows.shape[:-1], dtype=dtype)
         for k, mask in enumerate(patterns.tolist()):
             dims = [dim for dim, here in enumerate(mask) if here]
-            values = rows[..., dims].reshape(shape + (len(dims),))
+            values = rows[..., dims].reshape((*shape, len(dims)))
             value = joint.marginal_log_numerator(dims, values).reshape(-1)
             total = torch.where(pattern == k, value.to(dtype), total)
         return total

@@ -21,7 +21,7 @@ from .bases import (
 )
 from .bases.bounded import Pushforward
 from .kernels import Separable
-from .linalg import rows_matmul
+from .linalg import broadcast_shapes, rows_matmul
 from .network import Network
 
 Moments = tuple[Tensor, Tensor]
@@ -65,7 +65,7 @@ def _by_engine(base: Base, network: Network) -> Moments:
 
 
 def _batch(network: Network) -> torch.Size:
-    return torch.broadcast_shapes(
+    return broadcast_shapes(
         network.weight.shape[:-2],
         network.bias.shape[:-1],
         network.form.matrix.shape[:-2],

@@ -49,7 +49,8 @@ class Network(NamedTuple):
         :math:`A + iB`, its real part is :math:`A \cos z - B \sin z` and its imaginary part
         :math:`B \cos z + A \sin z`.
         """
-        base, weight = base.map(lambda x: x.to(dtype)), weight.to(dtype)
+        if weight.dtype != dtype:
+            base, weight = base.map(lambda x: x.to(dtype)), weight.to(dtype)
         bias = weight.new_zeros(weight.shape[-2:-1]) if bias is None else bias.to(dtype)
         matrix = readout if gram is None else gram
         assert matrix is not None

@@ -14,7 +14,7 @@ from .activations import Activation, Cos
 from .bases import Base, Discrete, Gaussian
 from .forms import Features, Gram
 from .kernels.registry import check_closed_form
-from .linalg import rows_matmul
+from .linalg import broadcast_shapes, rows_matmul
 from .marginal import Marginal, check_dims, closed_marginal
 from .missing import PartiallyObserved
 from .moments import moments
@@ -63,7 +63,7 @@ class SNEFY(TorchDistribution):
         readout: Tensor | None = None,
         *,
         gram: Tensor | None = None,
-        activation: Activation = Cos(),  # noqa: B008  (an immutable value)
+        activation: Activation = Cos(),
         base: Base | None = None,
         validate_args: bool | None = None,
     ) -> None:
@@ -93,12 +93,18 @@ class SNEFY(TorchDistribution):
         if validate:
             check_values(self._arguments, base.weight_constraint(activation), base)
 
+    def __repr__(self) -> str:
+        tensors = [
+            f"{name}: {tuple(x.shape)}" for name, x in self._arguments.items() if x is not None
+        ]
+        return f"SNEFY({', '.join(tensors)}, activation={self.activation}, base={self.base})"
+
     @property
     def _arguments(self) -> dict[str, Tensor | None]:
         return {name: getattr(self, name) for name in _PARAMETERS}
 
     @property
-    def arg_constraints(self) -> dict[str, Any]:  # type: ignore[override]
+    def arg_constraints(self) -> dict[str, Any]:
         """The constraints of the tensors, which depend on activation and base."""
         matrix = constraints.independent(constraints.real, 2)
         every = {
@@ -124,12 +130,15 @@ class SNEFY(TorchDistribution):
         if not isinstance(self.base, Discrete):
             raise NotImplementedError(f"The support of {self.base} is not a finite set.")
         points = self.base.points
+        # Equal points are one event, whose masses are added.
+        equal = (self.base.vectors.unsqueeze(-2) == self.base.vectors).all(-1)  # (K, K)
+        points = points[~equal.tril(-1).any(-1)]
         points = points.reshape(points.shape[:1] + (1,) * len(self.batch_shape) + self.event_shape)
         if not expand:
             return points
         return points.expand(points.shape[:1] + self.batch_shape + self.event_shape)
 
-    def expand(self, batch_shape: Size, _instance: Any = None) -> "SNEFY":
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "SNEFY":
         """The same law with a larger batch shape; parameters are shared, not copied."""
         new = self._get_checked_instance(SNEFY, _instance)
         for name in (*_PARAMETERS, "activation", "base"):
@@ -149,8 +158,8 @@ class SNEFY(TorchDistribution):
         shapes = {name: Size(arg_shapes[name]) for name in ranks if arg_shapes.get(name)}
         batches = [shape[: len(shape) - ranks[name]] for name, shape in shapes.items()]
         if base is None:
-            return torch.broadcast_shapes(*batches), shapes["weight"][-1:]
-        return torch.broadcast_shapes(*batches, base.batch_shape), base.event_shape
+            return broadcast_shapes(*batches), shapes["weight"][-1:]
+        return broadcast_shapes(*batches, base.batch_shape), base.event_shape
 
     def _network(self, dtype: torch.dtype) -> Network:
         return Network.build(
@@ -204,7 +213,7 @@ class SNEFY(TorchDistribution):
         log_prob = self._network(value.dtype).log_density(value) - log_normalizer
         valid = inside & (log_normalizer > -torch.inf)
         log_prob = torch.where(valid, log_prob, -torch.inf).to(value.dtype)
-        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
         r"""The law of the other coordinates, in their order, given the values of some.
@@ -293,7 +302,7 @@ class SNEFY(TorchDistribution):
         log_prob = self.marginal_log_numerator(dims, values) - log_normalizer
         valid = inside & (log_normalizer > -torch.inf)
         log_prob = torch.where(valid, log_prob, -torch.inf).to(values.dtype)
-        return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
+        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
 
     def marginal_log_numerator(self, dims: Sequence[int], values: Tensor) -> Tensor:
         r"""The log-density of the marginal law of some coordinates, plus :math:`\log Z`.

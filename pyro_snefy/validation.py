@@ -10,6 +10,7 @@ from torch import Size, Tensor
 
 from .activations import Activation, Cis
 from .bases import Base
+from .linalg import broadcast_shapes
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
 
@@ -41,7 +42,7 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
             )
         batches[name] = value.shape[: value.dim() - len(end)]
     try:
-        return torch.broadcast_shapes(*batches.values())
+        return broadcast_shapes(*batches.values())
     except RuntimeError:
         shapes = ", ".join(f"{name}: {tuple(shape)}" for name, shape in batches.items())
         raise ValueError(
@@ -49,9 +50,7 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
         ) from None
 
 
-def check_types(
-    arguments: Mapping[str, Tensor | None], activation: Activation, base: Base
-) -> None:
+def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, base: Base) -> None:
     r"""Checks that all tensors are of one floating point dtype, on one device.
 
     Arguments:
@@ -73,7 +72,7 @@ def check_types(
                     f"SNEFY: expected a real {name} with {activation}, got {dtype}; "
                     "Cis is the activation for complex ones."
                 )
-            dtype = dtype.to_real()
+            dtype = value.real.dtype  # unlike dtype.to_real(), known to torch.compile
         if dtype != weight.dtype or value.device != weight.device:
             raise ValueError(
                 f"SNEFY: expected {name} of dtype {weight.dtype} on {weight.device} like weight, "
@@ -115,10 +114,13 @@ def _check_gram(gram: Tensor) -> None:
     if not ((gram - gram.mH).abs() <= tolerance * largest).all():
         kind = "Hermitian" if gram.is_complex() else "symmetric"
         raise ValueError(f"SNEFY: expected a {kind} gram, got {gram}.")
-    smallest = torch.linalg.eigvalsh(gram.to(torch.promote_types(gram.dtype, torch.float64)))[..., 0]
+    smallest = torch.linalg.eigvalsh(gram.to(torch.promote_types(gram.dtype, torch.float64)))[
+        ..., 0
+    ]
     if not (smallest >= -gram.shape[-1] * tolerance * largest[..., 0, 0]).all():
         raise ValueError(
-            f"SNEFY: expected a positive semi-definite gram, got one with the eigenvalue {smallest}."
+            "SNEFY: expected a positive semi-definite gram, "
+            f"got one with the eigenvalue {smallest}."
         )
 
 

@@ -159,9 +159,7 @@ BASES: dict[str, BaseCase] = {
         ),
     ),
     "MixtureCounts": BaseCase(
-        lambda: bases.Mixture(
-            LOGITS[:2], [bases.Poisson(_t(3.0)[0]), bases.PointMass(_t(0.0)[0])]
-        ),
+        lambda: bases.Mixture(LOGITS[:2], [bases.Poisson(_t(3.0)[0]), bases.PointMass(_t(0.0)[0])]),
         lambda: oracle.Mixture(
             _softmax(LOGITS[:2]), [oracle.poisson(3.0), oracle.Atoms(np.zeros((1, 1)), np.ones(1))]
         ),
@@ -241,9 +239,7 @@ class Case:
     def log_normalizer(self, weight: Tensor, bias: Tensor | None, gram: Tensor) -> float:
         """The logarithm of the normalising constant, by the oracle."""
         b = np.zeros(len(weight)) if bias is None else _np(bias)
-        return oracle.log_normalizer(
-            self.oracle_activation, self.law, _np(weight), b, _np(gram)
-        )
+        return oracle.log_normalizer(self.oracle_activation, self.law, _np(weight), b, _np(gram))
 
     def __str__(self) -> str:
         return f"{self.activation_name}-{self.base_name}"

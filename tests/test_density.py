@@ -103,7 +103,9 @@ LOG_DENSITIES: dict[str, Density] = {
     "MixtureAtom": _mixture_atom,
     "MixtureCounts": _mixture_counts,
     "Product": lambda x: (
-        _full(x[:, :2]) + stats.poisson.logpmf(x[:, 2], 2.0) + stats.uniform.logpdf(x[:, 3], -1, 1.5)
+        _full(x[:, :2])
+        + stats.poisson.logpmf(x[:, 2], 2.0)
+        + stats.uniform.logpdf(x[:, 3], -1, 1.5)
     ),
 }
 
@@ -293,7 +295,9 @@ def _atom(f: Scaling) -> Base:
 
 
 def _counted(f: Scaling) -> Base:
-    return bases.Mixture(f(LOGITS[:2]), [bases.Poisson(f(_scalar(3.0))), bases.PointMass(_scalar(0))])
+    return bases.Mixture(
+        f(LOGITS[:2]), [bases.Poisson(f(_scalar(3.0))), bases.PointMass(_scalar(0))]
+    )
 
 
 def _product(f: Scaling) -> Base:

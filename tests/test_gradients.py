@@ -200,7 +200,9 @@ def test_zero_density(activation: Any, form: str) -> None:
         keep = log_prob > -torch.inf
         assert keep.tolist() == [bool(row[0] > 0) for row in value]
         # as a loss that sums over all rows, whatever it does with infinities
-        return torch.autograd.grad(torch.where(keep, log_prob, 0.0).sum(), (weight, bias, matrix, x))
+        return torch.autograd.grad(
+            torch.where(keep, log_prob, 0.0).sum(), (weight, bias, matrix, x)
+        )
 
     poisoned = gradients(x)
     for gradient in poisoned:

@@ -19,6 +19,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from ..activations import Activation, Exp
+from ..linalg import broadcast_shapes
 
 Self = TypeVar("Self", bound="Base")
 Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -321,7 +322,7 @@ class LaplaceBase(Base):
             with shape :math:`(*, E, d, d)`.
         """
         with torch.enable_grad():
-            batch = torch.broadcast_shapes(self.batch_shape, eta.shape[:-2])
+            batch = broadcast_shapes(self.batch_shape, eta.shape[:-2])
             eta = eta.expand(batch + eta.shape[-2:])
             eta = eta if eta.requires_grad else eta.detach().requires_grad_()
             (mean,) = torch.autograd.grad(self.log_partition(eta).sum(), eta, create_graph=True)

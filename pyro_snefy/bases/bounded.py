@@ -10,6 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..linalg import broadcast_shapes
 from .base import FourierBase, LaplaceBase, Pairs, Partial, check_dimension
 from .gaussian import Gaussian
 
@@ -34,7 +35,7 @@ class UniformBox(FourierBase, LaplaceBase):
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
-            shape = torch.broadcast_shapes(low.shape, high.shape)
+            shape = broadcast_shapes(low.shape, high.shape)
             if not shape:
                 raise RuntimeError
         except RuntimeError:
@@ -61,7 +62,7 @@ class UniformBox(FourierBase, LaplaceBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         log_density = -(self.high - self.low).log().sum(-1)
-        return log_density.expand(torch.broadcast_shapes(x.shape[:-1], self.batch_shape))
+        return log_density.expand(broadcast_shapes(x.shape[:-1], self.batch_shape))
 
     def _half(self) -> Tensor:
         return ((self.high - self.low) / 2).unsqueeze(-2)  # (*, 1, d)
@@ -74,7 +75,7 @@ class UniformBox(FourierBase, LaplaceBase):
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         # sin(x) / x is the function 0F1(3/2; -x^2 / 4), smooth in x^2 with all its derivatives.
-        return hyp0f1_oscillating(1.5, (omega * self._half()).square()).prod(-1), None
+        return _product(hyp0f1_oscillating(1.5, (omega * self._half()).square())), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         half = self._half()
@@ -104,12 +105,30 @@ class UniformBox(FourierBase, LaplaceBase):
         return (eta * mean + log_hyp0f1(1.5, (eta * self._half()).square())).sum(-1)
 
 
+def _product(x: Tensor) -> Tensor:
+    # The gradients of torch's prod and cumprod look for zeros, and wait for the device to do so.
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        pairs = x[..., :half] * x[..., half : 2 * half]
+        x = torch.cat([pairs, x[..., 2 * half :]], dim=-1) if x.shape[-1] % 2 else pairs
+    return x.squeeze(-1)
+
+
 def _product_of_others(x: Tensor) -> Tensor:
     # Products over all coordinates but one; a quotient would divide by zeros.
     ones = torch.ones_like(x[..., :1])
-    left = torch.cat([ones, x[..., :-1]], dim=-1).cumprod(-1)
-    right = torch.cat([ones, x[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
+    left = _cumulative_product(torch.cat([ones, x[..., :-1]], dim=-1))
+    right = _cumulative_product(torch.cat([ones, x[..., 1:].flip(-1)], dim=-1)).flip(-1)
     return left * right
+
+
+def _cumulative_product(x: Tensor) -> Tensor:
+    # Windows of doubling length; see _product.
+    length = 1
+    while length < x.shape[-1]:
+        before = torch.nn.functional.pad(x[..., :-length], (length, 0), value=1.0)
+        x, length = x * before, 2 * length
+    return x
 
 
 class Pushforward(FourierBase, LaplaceBase):

@@ -120,9 +120,7 @@ class Geometric(FourierBase, LaplaceBase):
         modulus, phase = self._denominator(omega, probs)
         mean = (1 - probs) / probs
         # E[x e^{iwx}] = p r e^{iw} / (1 - r e^{iw})^2, then centred.
-        a, b = _polar(
-            (probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega
-        )
+        a, b = _polar((probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega)
         return (a - mean * real).unsqueeze(-1), (b - mean * imag).unsqueeze(-1)
 
     @staticmethod
@@ -232,8 +230,6 @@ class PointMass(Discrete):
 
     def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
         if x.dim() > 1:
-            raise ValueError(
-                f"PointMass: expected x with shape () or (d,), got {tuple(x.shape)}."
-            )
+            raise ValueError(f"PointMass: expected x with shape () or (d,), got {tuple(x.shape)}.")
         points = x.unsqueeze(0)
         super().__init__(points, x.new_ones(1), validate_args=validate_args)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import MultivariateNormal, Normal, constraints
+from torch.distributions import Normal, constraints
 
-from ..linalg import rows_matmul
+from ..linalg import broadcast_shapes, rows_matmul
 from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
 
 
@@ -78,8 +78,13 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         if self.scale_tril is not None:
-            law = MultivariateNormal(self.loc, scale_tril=self.scale_tril, validate_args=False)
-            return law.log_prob(x)
+            # One inverse for all events. MultivariateNormal would round in traces of torch.jit,
+            # where sizes are tensors, and their products with numbers are in float32.
+            eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+            inverse = torch.linalg.solve_triangular(self.scale_tril, eye, upper=False)
+            white = rows_matmul(x - self.loc, inverse.mT)
+            log_scale = self.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            return -(white.square() + math.log(2 * math.pi)).sum(-1) / 2 - log_scale
         assert self.scale is not None
         log_prob = Normal(self.loc, self.scale, validate_args=False).log_prob(x)
         return log_prob.sum(-1) if self.event_dim else log_prob
@@ -99,7 +104,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return weight * self._vector_scale().unsqueeze(-2)
 
     def quadratic(self, weight: Tensor) -> Tensor:
-        r"""The covariance :math:`W C W^\top` of the preactivations, with shape :math:`(*, n, n)`."""
+        r"""The covariance :math:`W C W^\top` of preactivations, with shape :math:`(*, n, n)`."""
         white = self.whiten(weight)
         return white @ white.mT
 
@@ -148,9 +153,7 @@ class Gaussian(FourierBase, LaplaceBase):
         covariance = self.covariance(values)[..., others, :]
         covariance = covariance[..., others] - covariance[..., dims] @ matrix.mT
         loc = self.loc[..., others] + rows_matmul(values - self.loc[..., dims], matrix.mT)
-        return Gaussian(
-            loc, scale_tril=torch.linalg.cholesky(covariance), validate_args=False
-        )
+        return Gaussian(loc, scale_tril=torch.linalg.cholesky(covariance), validate_args=False)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         if self.scale_tril is None:
@@ -163,7 +166,7 @@ class Gaussian(FourierBase, LaplaceBase):
         if not self.event_dim:
             return super().partial(x, observed)
         if self.scale_tril is None:
-            log_prob = Normal(self.loc, self.scale, validate_args=False).log_prob(x)
+            log_prob = Normal(self.loc, self._vector_scale(), validate_args=False).log_prob(x)
             return Partial(
                 self,
                 torch.where(observed, x, 0.0),
@@ -211,7 +214,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
 def _broadcast(name: str, loc: Size, other: Size) -> Size:
     try:
-        return torch.broadcast_shapes(loc, other)
+        return broadcast_shapes(loc, other)
     except RuntimeError:
         raise ValueError(
             f"Gaussian: expected {name} to match loc with shape {tuple(loc)}, got {tuple(other)}."

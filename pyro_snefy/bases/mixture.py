@@ -11,6 +11,7 @@ from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intervals, union
+from ..linalg import broadcast_shapes
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
 from .bounded import UniformBox
 from .gaussian import Gaussian
@@ -160,7 +161,7 @@ class GaussianMixture(MixtureBase):
         try:
             if min(logits.dim(), loc.dim() - 1, scale.dim() - 1) < 1:
                 raise RuntimeError
-            shape = torch.broadcast_shapes(loc.shape, scale.shape, (*logits.shape, 1))
+            shape = broadcast_shapes(loc.shape, scale.shape, Size((*logits.shape, 1)))
         except RuntimeError:
             raise ValueError(
                 "GaussianMixture: expected logits with shape (*, K), loc and scale with shape "
@@ -257,8 +258,7 @@ class Interval(MixtureBase):
         low, order = self.low.sort(dim=-1)
         if not (self.high.gather(-1, order)[..., :-1] <= low[..., 1:]).all():
             raise ValueError(
-                "Interval: expected disjoint intervals, "
-                f"got low {self.low} and high {self.high}."
+                f"Interval: expected disjoint intervals, got low {self.low} and high {self.high}."
             )
 
     @property
@@ -280,7 +280,7 @@ class Interval(MixtureBase):
         return self.low[..., 0]
 
     def log_density(self, x: Tensor) -> Tensor:
-        return x.new_zeros(torch.broadcast_shapes(x.shape, self.batch_shape))
+        return x.new_zeros(broadcast_shapes(x.shape, self.batch_shape))
 
 
 class Mixture(MixtureBase):
@@ -315,7 +315,7 @@ class Mixture(MixtureBase):
                 f"Mixture: expected bases of one event shape and statistic, got {shapes}."
             )
         self.logits, self.bases = logits, tuple(bases)
-        batch = torch.broadcast_shapes(logits.shape[:-1], *(base.batch_shape for base in bases))
+        batch = broadcast_shapes(logits.shape[:-1], *(base.batch_shape for base in bases))
         super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
 
     @property
@@ -345,7 +345,7 @@ class Mixture(MixtureBase):
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         rows = [function(base, argument) for base in self.bases]
         # Bases without tensors of their own do not have the batch dimensions of the others.
-        batch = torch.broadcast_shapes(self.batch_shape, argument.shape[:-2])
+        batch = broadcast_shapes(self.batch_shape, argument.shape[:-2])
         filler = next(value for row in rows for value in row if value is not None)
         trailing = filler.shape[filler.dim() - rank :]
         zeros = filler.new_zeros(())
@@ -361,7 +361,8 @@ class Mixture(MixtureBase):
         return self.bases[0].example(like)
 
     def log_density(self, x: Tensor) -> Tensor:
-        atoms, diffuse = [], []
+        atoms: list[Tensor] = []
+        diffuse: list[Tensor] = []
         for base, log_weight in zip(self.bases, self.log_weights().unbind(-1), strict=True):
             inside = base.support.check(x)
             mask = inside[(...,) + (None,) * self.event_dim]

@@ -10,6 +10,7 @@ from torch import Size, Tensor
 
 from ..activations import Activation
 from ..constraints import product
+from ..linalg import broadcast_shapes
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
 
 Self = TypeVar("Self", bound="Base")
@@ -37,7 +38,7 @@ class Product(FourierBase, LaplaceBase):
         self.bases = tuple(bases)
         self.lengths = [base.event_shape[0] if base.event_dim else 1 for base in bases]
         self.statistics = [base.num_statistics for base in bases]
-        batch = torch.broadcast_shapes(*(base.batch_shape for base in bases))
+        batch = broadcast_shapes(*(base.batch_shape for base in bases))
         super().__init__(batch, Size((sum(self.lengths),)), sum(self.statistics), False)
 
     def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:
@@ -108,9 +109,7 @@ class Product(FourierBase, LaplaceBase):
         ]
 
     def marginal(self, dims: Sequence[int]) -> Base:
-        return _product(
-            [_inner_marginal(self.bases[k], inner) for k, inner in self._groups(dims)]
-        )
+        return _product([_inner_marginal(self.bases[k], inner) for k, inner in self._groups(dims)])
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> Base:
         groups = self._groups(dims)
@@ -136,13 +135,14 @@ class Product(FourierBase, LaplaceBase):
             return None
         blocks = [
             [
-                matrix if j == k and matrix is not None
+                matrix
+                if j == k and matrix is not None
                 else like.new_zeros((size, len(_inner_columns(self.bases[j], inner))))
                 for j, inner in groups.items()
             ]
             for size, k, matrix in rows
         ]
-        batch = torch.broadcast_shapes(*(x.shape[:-2] for row in blocks for x in row))
+        batch = broadcast_shapes(*(x.shape[:-2] for row in blocks for x in row))
         return torch.cat(
             [torch.cat([x.expand(batch + x.shape[-2:]) for x in row], -1) for row in blocks], -2
         )
@@ -164,7 +164,7 @@ class Product(FourierBase, LaplaceBase):
         )
 
     def _concatenate(self, values: Sequence[Tensor]) -> Tensor:
-        batch = torch.broadcast_shapes(*(value.shape[:-1] for value in values))
+        batch = broadcast_shapes(*(value.shape[:-1] for value in values))
         return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
 
     def mass(self, like: Tensor) -> Tensor:
@@ -189,7 +189,9 @@ class Product(FourierBase, LaplaceBase):
         for k, (base, rows) in enumerate(blocks):
             others = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
             slope = base.characteristic_moment(rows)
-            real, imag = _multiply([(_zeros_if_none(*slope), slope[1]), *others[:k], *others[k + 1 :]])
+            real, imag = _multiply(
+                [(_zeros_if_none(*slope), slope[1]), *others[:k], *others[k + 1 :]]
+            )
             parts.append((real, imag))
         reals = self._concatenate([real for real, _ in parts])
         return reals, self._concatenate([_zeros_if_none(imag, real) for real, imag in parts])
@@ -253,7 +255,7 @@ def _multiply(factors: Sequence[Complex]) -> Complex:
 
 
 def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    batch = torch.broadcast_shapes(*(block.shape[:-2] for block in blocks))
+    batch = broadcast_shapes(*(block.shape[:-2] for block in blocks))
     total = sum(block.shape[-1] for block in blocks)
     rows, start = [], 0
     for block in blocks:

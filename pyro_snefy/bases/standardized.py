@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
+from ..linalg import broadcast_shapes
 from .base import Base
 from .bounded import Pushforward
 
@@ -51,14 +52,14 @@ class Standardized(Pushforward):
                 f"Standardized: expected a base on the reals or real vectors, got {base}."
             )
         event = base.event_shape
-        shape = torch.broadcast_shapes(loc.shape, scale.shape)
+        shape = broadcast_shapes(loc.shape, scale.shape)
         if shape[len(shape) - len(event) :] != event:
             raise ValueError(
                 f"Standardized: expected loc and scale with shape (*, {', '.join(map(str, event))})"
                 f", got {tuple(loc.shape)} and {tuple(scale.shape)}."
             )
         self.base, self.loc, self.scale = base, loc, scale
-        batch = torch.broadcast_shapes(shape[: len(shape) - len(event)], base.batch_shape)
+        batch = broadcast_shapes(shape[: len(shape) - len(event)], base.batch_shape)
         super().__init__(batch, event, base.num_statistics, validate_args)
 
     @property

@@ -15,7 +15,9 @@ _CHUNK = 2**20
 
 
 class Kernel:
-    r"""The kernel :math:`K_{ij}(b) = \int \sigma(w_i \cdot t + b_i) \sigma(w_j \cdot t + b_j) d\mu`.
+    r"""The kernel of neurons under a base measure.
+
+    .. math:: K_{ij}(b) = \int \sigma(w_i \cdot t + b_i) \sigma(w_j \cdot t + b_j) \, d\mu
 
     A kernel belongs to an activation, a base and weights, and is a function of the biases.
     """

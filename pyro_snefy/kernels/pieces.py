@@ -1,5 +1,7 @@
 r"""Kernels by exact summation: finite sets, piecewise polynomials, and mixtures of bases."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -59,7 +61,7 @@ def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: i
         first, second = torch.minimum(left, right), torch.maximum(left, right)
         ends = [low.unsqueeze(-1), first, second, high.unsqueeze(-1)]  # (*, K, n, n)
         total = offset.new_zeros(())
-        for a, b in zip(ends[:-1], ends[1:], strict=True):
+        for a, b in pairwise(ends):
             x = ((a + b) / 2).unsqueeze(-1) + ((b - a) / 2).unsqueeze(-1) * nodes
             rows = activation(slope[..., None, None] * x + offset[..., None, None])
             columns = activation(slope[..., None, :, None] * x + offset[..., None, :, None])

@@ -3,7 +3,7 @@ r"""Kernels by the types of activation and base."""
 __all__ = ["closed_form", "kernel", "register_kernel"]
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from ..bases.base import Base
 from .kernel import Kernel
 
 KernelFunction = Callable[[Any, Any, Tensor], Kernel]
+Function = TypeVar("Function", bound=KernelFunction)
 
 
 class _Entry(NamedTuple):
@@ -20,11 +21,12 @@ class _Entry(NamedTuple):
 
 
 _REGISTRY: dict[tuple[type, type], _Entry] = {}
+_FOUND: dict[tuple[type, type], _Entry | None] = {}
 
 
 def register_kernel(
     activation: type[Activation], base: type[Base], *, bias: bool = True
-) -> Callable[[KernelFunction], KernelFunction]:
+) -> Callable[[Function], Function]:
     r"""Registers the closed form of a pair of activation and base.
 
     The decorated function takes an activation, a base and weights of shape :math:`(*, n, D)`, all
@@ -47,10 +49,12 @@ def register_kernel(
         ... def _square_gaussian(activation, base, weight):
         ...     c = base.quadratic(weight)
         ...     v = c.diagonal(dim1=-2, dim2=-1)
+        ...
         ...     def evaluate(bias):
         ...         m = bias + (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
         ...         second = (m.square() + v).unsqueeze(-1) * (m.square() + v).unsqueeze(-2)
         ...         return second + 4 * m.unsqueeze(-1) * m.unsqueeze(-2) * c + 2 * c.square()
+        ...
         ...     return Pairwise(evaluate)
     """
     for name, value, kind in (("activation", activation, Activation), ("base", base, Base)):
@@ -60,14 +64,22 @@ def register_kernel(
                 f"got {value!r}."
             )
 
-    def decorator(function: KernelFunction) -> KernelFunction:
+    def decorator(function: Function) -> Function:
         _REGISTRY[activation, base] = _Entry(function, bias)
+        _FOUND.clear()  # what is most specific may have changed
         return function
 
     return decorator
 
 
 def _find(activation: type, base: type) -> _Entry | None:
+    key = activation, base
+    if key not in _FOUND:
+        _FOUND[key] = _search(activation, base)
+    return _FOUND[key]
+
+
+def _search(activation: type, base: type) -> _Entry | None:
     distances = {
         (activation.__mro__.index(a), base.__mro__.index(b)): entry
         for (a, b), entry in _REGISTRY.items()

@@ -1,8 +1,8 @@
 r"""Snakes on Gaussian bases, with a backward pass by hand.
 
-The generic Fourier kernel is right for this pair, too. It is the default likelihood of a regression,
-where a step of training is made of many small operations, so that their number counts: here they
-are few, and none of them is recorded.
+The generic Fourier kernel is right for this pair, too. It is the default likelihood of a
+regression, where a step of training is made of many small operations, so that their number counts:
+here they are few, and none of them is recorded.
 """
 
 __all__ = ["SnakeGaussian"]
@@ -86,7 +86,9 @@ class _Trace(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(square: Tensor, bias: Tensor, readout: Tensor, frequency: float, offset: float) -> Any:
+    def forward(
+        square: Tensor, bias: Tensor, readout: Tensor, frequency: float, offset: float
+    ) -> Any:
         return _terms(square, bias, readout, frequency, offset)
 
     @staticmethod
@@ -98,7 +100,7 @@ class _Trace(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        square, bias, readout, *terms = ctx.saved_tensors
+        square, bias, readout = ctx.saved_tensors[:3]
         g, f = gradients[-1], ctx.frequency
         if g is None:
             return None, None, None, None, None
@@ -108,7 +110,7 @@ class _Trace(Function):
                 value = _terms(square, bias, readout, f, ctx.offset).value
                 inputs = (square, bias, readout)
                 return (*torch.autograd.grad(value, inputs, g, create_graph=True), None, None)
-        t = _Terms(*terms, g)
+        t = _Terms._make((*ctx.saved_tensors[3:], g))
         g = g.unsqueeze(-1)
         g_out = 2 * g * t.mean_out
         g_mean = g_out @ readout
@@ -129,7 +131,9 @@ class _Trace(Function):
         g_cos_block, g_sin_block = t.gram * cos_square, t.gram * sin_square
         g_minus = factor * t.minus * (g_cos_block + g_sin_block)
         g_plus = factor * t.plus * (g_cos_block - g_sin_block)
-        g_decay = t.linear * sines - (g_mean * t.cos).sum(0) / f - 4 * factor * (g_cos_block @ t.decay)
+        g_decay = (
+            t.linear * sines - (g_mean * t.cos).sum(0) / f - 4 * factor * (g_cos_block @ t.decay)
+        )
         g_half = -2 * (g_minus + g_plus).sum(-1) - t.decay * g_decay
         g_phase = g_minus - g_plus
         g_phase.diagonal().add_(g_half / 2)
@@ -157,7 +161,7 @@ class SnakeGaussian(Separable):
     def blocks(self) -> Blocks:  # type: ignore[override]
         return self._generic.blocks
 
-    def features(self, bias: Tensor) -> Features:  # type: ignore[override]
+    def features(self, bias: Tensor) -> Features:
         return self._generic.features(bias)
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:

@@ -11,7 +11,9 @@ from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
 
-def _homogeneous(activation: Activation, base: UniformSphere, weight: Tensor, degree: int) -> Kernel:
+def _homogeneous(
+    activation: Activation, base: UniformSphere, weight: Tensor, degree: int
+) -> Kernel:
     # A standard normal vector is a uniform direction times an independent radius r, and products
     # of two neurons are homogeneous: both kernels differ by E[r^(2 degree)] alone.
     d = base.num_statistics

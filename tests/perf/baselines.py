@@ -1,4 +1,4 @@
-"""What the measurements compare with: kernels evaluated in full for every row, as one would first."""
+"""What the measurements compare with: kernels in full for every row, as one would do it first."""
 
 import math
 

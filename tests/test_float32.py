@@ -1,0 +1,188 @@
+"""Single precision of every pair: what comes of the same parameters in double precision."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_snefy import SNEFY, bases
+from pyro_snefy.activations import Cos, Erf, Exp, Identity, ReLU, Sin, Snake
+from tests import oracle
+from tests.cases import CASES, Case, events
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def _cast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if x is None else x.to(dtype.to_complex() if x.is_complex() else dtype)
+
+
+def _pair(
+    case: Case, weight: Tensor, bias: Tensor | None, readout: Tensor
+) -> tuple[SNEFY, SNEFY]:
+    """The same member in both precisions: double precision takes what single could represent."""
+    rounded = [_cast(x, torch.float32) for x in (weight, bias, readout)]
+    base = case.base(torch.float32)
+    # Neurons that are never active have no normaliser, in either precision.
+    given = {"activation": case.activation, "validate_args": False}
+    single = SNEFY(*rounded, base=base, **given)
+    wide = [_cast(x, torch.float64) for x in rounded]
+    return single, SNEFY(*wide, base=base.map(lambda x: x.double()), **given)
+
+
+def _assert_close(single: SNEFY, double: SNEFY) -> None:
+    value, expected = single.log_normalizer, double.log_normalizer
+    assert value.dtype == torch.float32
+    if expected == -torch.inf:
+        assert value == -torch.inf
+        return
+    # Large logarithms have no more digits than the dtype.
+    tolerance = 2e-4 + EPS * (double.condition_number + expected.abs())
+    assert (value - expected).abs() <= tolerance
+
+
+def _gradients(d: SNEFY) -> list[Tensor]:
+    tensors = [d.weight, d.bias, d.readout]
+    leaves = [x.detach().clone().requires_grad_() for x in tensors if x is not None]
+    weight, bias, readout = leaves if d.bias is not None else (leaves[0], None, leaves[1])
+    copy = SNEFY(
+        weight, bias, readout, activation=d.activation, base=d.base, validate_args=False
+    )
+    return list(torch.autograd.grad(copy.log_normalizer, leaves))
+
+
+def _assert_finite(single: SNEFY, double: SNEFY) -> None:
+    # What overflows in single precision is what does not fit into it.
+    largest = torch.finfo(torch.float32).max
+    assert single.log_normalizer.isfinite() == (double.log_normalizer.abs() < largest)
+    for value, expected in zip(_gradients(single), _gradients(double), strict=True):
+        assert expected.isfinite().all()
+        assert (value.isfinite() | (expected.abs() > largest)).all()
+
+
+def _check(case: Case, weight: Tensor, bias: Tensor | None, readout: Tensor) -> None:
+    single, double = _pair(case, weight, bias, readout)
+    _assert_close(single, double)
+    _assert_finite(single, double)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_random(case: Case) -> None:
+    for scale in (0.3, 2.0):
+        _check(case, *case.parameters(n=8, scale=scale))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_log_prob(case: Case) -> None:
+    single, double = _pair(case, *case.parameters(n=8))
+    x = events(case, 50, torch.float32)
+    value, expected = single.log_prob(x), double.log_prob(x.double())
+    assert value.dtype == torch.float32
+    # Preactivations round, and then the sum over the neurons loses what cancels in it. Their
+    # slopes and sizes are of order one, apart from powers of rectifiers and exponentials.
+    assert torch.equal(value == -torch.inf, expected == -torch.inf)
+    finite = expected > -torch.inf
+    value, expected = value[finite], expected[finite]
+    log_base = double.base.log_density(x[finite].double())
+    lost = (expected + double.log_normalizer - log_base).neg().exp()
+    tolerance = 2e-4 + EPS * (double.condition_number + expected.abs() + 1e3 * lost.sqrt())
+    assert ((value - expected).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_degenerate_weights(case: Case) -> None:
+    weight, bias, readout = case.parameters(n=4)
+    weight[1] = weight[0]
+    weight[2] = -weight[0]
+    weight[3] = 0
+    _check(case, case.natural(weight), bias, readout)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_large_weights(case: Case) -> None:
+    weight, bias, readout = case.parameters(n=4)
+    weight = 30 * torch.nn.functional.normalize(weight, dim=-1)
+    _check(case, case.natural(weight), bias, readout)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.has_bias], ids=str)
+def test_large_biases(case: Case) -> None:
+    weight, _, readout = case.parameters(n=4)
+    bias = torch.tensor([20.0, -20.0, 1.0, 0.0], dtype=torch.float64)
+    _check(case, weight, bias, readout)
+    _check(case, weight[:1], bias[1:2], readout[:, :1])
+
+
+# ---------------------------------------------------------------------------- ill conditioning
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cancelling_neurons(case: Case) -> None:
+    """Neurons that are nearly equal, read with opposite signs: a derivative, almost.
+
+    A normaliser in single precision would be noise, of either sign.
+    """
+    weight, bias, _ = case.parameters(n=1)
+    nearly = weight * (1 + 1e-5)  # still in every natural parameter space
+    readout = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    if case.activation_name == "Cis":
+        readout = readout * (1 + 1j)
+    weight = torch.cat([weight, nearly])
+    bias = None if bias is None else torch.cat([bias, bias])
+    single, double = _pair(case, weight, bias, readout)
+    _assert_finite(single, double)
+    value, expected = single.log_normalizer, double.log_normalizer
+    if expected == -torch.inf:
+        assert value == -torch.inf
+        return
+    # The condition number is about 1e10: no part of it is left in the error.
+    assert (value - expected).abs() <= 2e-4 + EPS * expected.abs()
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [(Cos(), "cos"), (Sin(), "sin"), (Snake(), "snake"), (Exp(), "exp"), (Identity(), "identity")]
+    + [(Erf(), "erf"), (ReLU(), "relu")],
+    ids=str,
+)
+def test_near_singular_kernel(activation: object, name: str) -> None:
+    """A condition number of 1e8 and more, against quadrature of what is integrated."""
+    weight = torch.tensor([[0.7], [0.7 + 2.0**-14]])
+    bias = torch.tensor([0.3, 0.3])
+    readout = torch.tensor([[1.0, -1.0]])
+    d = SNEFY(weight, bias, readout, activation=activation)
+    assert d.condition_number >= 1e8
+    x, weights = _legendre(-12.0, 12.0)
+    sigma = oracle.activation(name).value
+    neurons = sigma(x[:, None] * weight.double().numpy()[:, 0] + bias.double().numpy())
+    density = np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+    square = (neurons[:, 0] - neurons[:, 1]) ** 2
+    expected = float(np.log(weights @ (square * density)))
+    assert float(d.log_normalizer) == pytest.approx(expected, abs=2e-4)
+    # The density is what it is, not its error.
+    y = torch.tensor([[1.5]])
+    assert d.log_prob(y).isfinite().all()
+
+
+def _legendre(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    ends = np.linspace(low, high, 2001)
+    half = np.diff(ends)[:, None] / 2
+    centres = (ends[1:] + ends[:-1])[:, None] / 2
+    return (centres + half * nodes).ravel(), (half * weights).ravel()
+
+
+@pytest.mark.parametrize("d", [2, 3, 10])
+@pytest.mark.parametrize("kappa", [0.0, 1e2, 1e6])
+def test_concentrated_on_the_sphere(d: int, kappa: float) -> None:
+    weight = kappa / 2 * torch.nn.functional.normalize(torch.randn(3, d), dim=-1)
+    bias, readout = torch.randn(3), torch.randn(2, 3)
+    base = bases.UniformSphere(d)
+    single = SNEFY(weight, bias, readout, activation=Exp(), base=base)
+    double = SNEFY(weight.double(), bias.double(), readout.double(), activation=Exp(), base=base)
+    _assert_close(single, double)
+    _assert_finite(single, double)
+    # At its mode the density is that of a member: differences of 1e6 come right.
+    x = torch.nn.functional.normalize(weight[:1] + 1e-3, dim=-1)
+    error = (single.log_prob(x) - double.log_prob(x.double())).abs()
+    assert (error <= 2e-4 + EPS * kappa).all()
