@@ -1,6 +1,15 @@
 r"""Supports that :mod:`torch.distributions.constraints` does not have."""
 
-__all__ = ["finite_set", "intervals", "missing", "permuted", "product", "union", "unit_sphere"]
+__all__ = [
+    "finite_set",
+    "intersection",
+    "intervals",
+    "missing",
+    "permuted",
+    "product",
+    "union",
+    "unit_sphere",
+]
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
-from torch.distributions.constraints import Constraint
+from torch.distributions.constraints import Constraint, real, real_vector
 from torch.distributions.transforms import CatTransform
 
 # A float32 unit vector cast to float64 is still on the sphere.
@@ -88,6 +97,25 @@ class _Union(Constraint):
         return f"union({', '.join(map(str, self.parts))})"
 
 
+class _Intersection(Constraint):
+    r"""An intersection of sets."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+        super().__init__()
+
+    @property
+    def event_dim(self) -> int:  # type: ignore[override]
+        return int(self.parts[0].event_dim)
+
+    def check(self, value: Tensor) -> Tensor:
+        checks = [part.check(value) for part in self.parts]
+        return torch.stack(torch.broadcast_tensors(*checks)).all(0)
+
+    def __repr__(self) -> str:
+        return f"intersection({', '.join(map(str, self.parts))})"
+
+
 class _Product(Constraint):
     r"""A product of sets, whose elements are concatenated along the last dimension."""
 
@@ -164,6 +192,18 @@ product = _Product
 def union(parts: Sequence[Any]) -> Any:
     r"""The union of sets: the set itself where all are the same one."""
     return parts[0] if all(part is parts[0] for part in parts) else _Union(parts)
+
+
+def intersection(parts: Sequence[Any]) -> Any:
+    r"""The intersection of sets, less those that are all of the space."""
+    bounded = [part for part in parts if not _is_real(part)]
+    return _Intersection(bounded) if len(bounded) > 1 else (bounded or parts)[0]
+
+
+def _is_real(constraint: Any) -> bool:
+    while isinstance(constraint, type(real_vector)):
+        constraint = constraint.base_constraint
+    return constraint is real
 
 
 @biject_to.register(_Product)

@@ -104,7 +104,7 @@ class Readout(Form):
         return safe_log(total) + log_scale
 
     def _rescale(self, features: Features) -> tuple[Tensor, Features, Tensor]:
-        columns = self.matrix.detach().norm(dim=-2)  # (*, n)
+        columns = self.matrix.detach().abs().amax(dim=-2)  # (*, n); any norm will do
         features, column_scale, log_scale = _balance(features, columns)
         return self.matrix * column_scale.unsqueeze(-2), features, log_scale
 
@@ -148,7 +148,7 @@ def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Ten
 
     Arguments:
         features: The features.
-        columns: The norms of the columns of the form, detached, with shape :math:`(*, n)`.
+        columns: The sizes of the columns of the form, detached, with shape :math:`(*, n)`.
 
     Returns:
         Features without logarithmic scale, factors for the columns of the form, with shape

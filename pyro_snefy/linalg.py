@@ -8,7 +8,9 @@ from torch import Size, Tensor
 
 def broadcast_shapes(*shapes: Size) -> Size:
     r"""As :func:`torch.broadcast_shapes`, which is slow, but for the case that needs no work."""
-    largest = max(shapes, key=len, default=Size())
+    largest = Size()
+    for shape in shapes:  # torch.compile knows no max with a key
+        largest = shape if len(shape) > len(largest) else largest
     if all(shape == largest or not shape for shape in shapes):
         return largest
     return torch.broadcast_shapes(*shapes)

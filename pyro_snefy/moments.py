@@ -17,6 +17,7 @@ from .bases import (
     GaussianMixture,
     LaplaceBase,
     Mixture,
+    Product,
     Standardized,
 )
 from .bases.bounded import Pushforward
@@ -51,17 +52,23 @@ def _moments(base: Base, network: Network) -> Moments:
 
 
 def _by_engine(base: Base, network: Network) -> Moments:
-    if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
-        return _members(base, network)
-    # Waves give the moments of the statistic: those of the event where the two are the same.
-    direct = not any(isinstance(part, Pushforward) for part in base.parts())
-    if isinstance(network.activation, Cos | Sin | Cis) and isinstance(base, FourierBase) and direct:
-        return _waves(base, network)
+    if _has_moments(base):
+        if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
+            return _members(base, network)
+        if isinstance(network.activation, Cos | Sin | Cis) and isinstance(base, FourierBase):
+            return _waves(base, network)
     raise NotImplementedError(
         f"No closed form for the moments of {network.activation} on {base}. There is one for "
-        "every activation on Gaussian, GaussianMixture and Discrete bases, for Exp, and for Cos, "
-        "Sin and Cis on bases whose statistic is the event itself."
+        "every activation on Gaussian, GaussianMixture and Discrete bases, for Exp on exponential "
+        "families, and for Exp, Cos, Sin and Cis on bases whose statistic is the event itself."
     )
+
+
+def _has_moments(base: Base) -> bool:
+    # Transforms know the statistic alone, which says little of the events of a pushforward.
+    if isinstance(base, Mixture | Product):
+        return all(_has_moments(part) for part in base.bases)
+    return not isinstance(base, Pushforward)
 
 
 def _batch(network: Network) -> torch.Size:
@@ -200,10 +207,6 @@ def _standardized(base: Standardized, network: Network) -> Moments:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
     return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
 
-
-@_moments.register
-def _pushforward(base: Pushforward, network: Network) -> Moments:
-    raise NotImplementedError(f"No closed form for the moments of a SNEFY on {base}.")
 
 
 def _waves(base: Any, network: Network) -> Moments:

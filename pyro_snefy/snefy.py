@@ -168,9 +168,10 @@ class SNEFY(TorchDistribution):
 
     def _log_normalizer(self) -> Tensor:
         # In float64, and at the batch shape of the parameters, however far that is expanded.
-        log_normalizer = self._network(torch.float64).log_normalizer()
+        network = self._network(torch.float64)
+        log_normalizer = network.log_normalizer()
         if self._validate_args:
-            check_normalizer(log_normalizer, "readout" if self.gram is None else "gram")
+            check_normalizer(log_normalizer, network, "readout" if self.gram is None else "gram")
         return log_normalizer
 
     @property
@@ -206,7 +207,7 @@ class SNEFY(TorchDistribution):
         log_normalizer = self._log_normalizer()
         dtype = self.weight.dtype
         value = value.to(torch.promote_types(value.dtype, dtype))
-        inside = self.support.check(value)
+        inside = self.base.contains(value)
         # Events outside stand for one inside, so that no gradient is poisoned by them.
         mask = inside[(...,) + (None,) * len(self.event_shape)]
         value = torch.where(mask, value, self.base.example(value))
@@ -295,7 +296,7 @@ class SNEFY(TorchDistribution):
             values: Their values, with shape :math:`(*, \text{len(dims)})`.
         """
         law = self.base.marginal(dims) if len(dims) < self.event_shape[0] else self.base
-        inside = law.support.check(values)
+        inside = law.contains(values)
         values = values.to(torch.promote_types(values.dtype, self.weight.dtype))
         values = torch.where(inside.unsqueeze(-1), values, law.example(values))
         log_normalizer = self._log_normalizer()

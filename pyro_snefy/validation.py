@@ -2,6 +2,7 @@ r"""Checks of the arguments of a squared neural family."""
 
 __all__ = ["check_normalizer", "check_shapes", "check_types", "check_values"]
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,10 @@ from torch import Size, Tensor
 
 from .activations import Activation, Cis
 from .bases import Base
+from .forms import Readout
+from .kernels import kernel
 from .linalg import broadcast_shapes
+from .network import Network
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
 
@@ -33,7 +37,8 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
         if value is None:
             continue
         ends = {"weight": (n, base.num_statistics), "bias": (n,), "gram": (n, n)}
-        end = ends.get(name, (*value.shape[-2:-1], n))  # a readout has any number of rows
+        # A readout has any number of rows.
+        end = ends.get(name, (value.shape[-2] if value.dim() > 1 else -1, n))
         if value.dim() < len(end) or tuple(value.shape[value.dim() - len(end) :]) != end:
             sizes = f"n={n} of weight and D={base.num_statistics} of {base}"
             raise ValueError(
@@ -124,15 +129,43 @@ def _check_gram(gram: Tensor) -> None:
         )
 
 
-def check_normalizer(log_normalizer: Tensor, name: str) -> None:
+def check_normalizer(log_normalizer: Tensor, network: Network, name: str) -> None:
     r"""Checks that a normalising constant is positive and finite.
+
+    Neurons that cancel each other leave a rounding error of either sign instead of zero.
 
     Arguments:
         log_normalizer: Its logarithm.
+        network: The network that it belongs to.
         name: The name of the argument to complain of.
     """
-    if not log_normalizer.isfinite().all():
+    with torch.no_grad():
+        valid = log_normalizer.isfinite()
+        if valid.all():
+            noise = 4 * network.weight.shape[-2] * torch.finfo(log_normalizer.dtype).eps
+            valid = log_normalizer > _log_diagonal_trace(network.real()) + math.log(noise)
+    if not valid.all():
         raise ValueError(
-            f"SNEFY: expected a {name} with a positive and finite normalising constant Z, "
-            f"got log Z = {log_normalizer}."
+            f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "
+            f"log Z = {log_normalizer}, of neurons that are zero or cancel each other."
         )
+
+
+def _log_diagonal_trace(network: Network) -> Tensor:
+    r"""The logarithm of :math:`\sum_i M_{ii} K_{ii}`, the constant without cancellation."""
+    matrix, weight, bias = network.form.matrix, network.weight, network.bias
+    if isinstance(network.form, Readout):
+        diagonal = matrix.square().sum(-2)
+    else:
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    if network.base.batch_shape:
+        log_scale, blocks = network.kernel().matrix(bias)
+        norms = blocks.diagonal(dim1=-2, dim2=-1)
+    else:
+        # Each neuron by itself: n entries of the matrix, and not its square.
+        alone = kernel(network.activation, network.base, weight.unsqueeze(-2))
+        log_scale, blocks = alone.matrix(bias.unsqueeze(-1))
+        log_scale = None if log_scale is None else log_scale.squeeze(-1)
+        norms = blocks[..., 0, 0]
+    logs = (diagonal * norms).log()
+    return (logs if log_scale is None else logs + 2 * log_scale).logsumexp(-1)

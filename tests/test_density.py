@@ -6,15 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from scipy import special, stats
 from torch import Tensor
 
 from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import Cis, Cos, Exp, Identity, LeakyReLU, ReLU, Sin, Snake, Step
 from pyro_snefy.bases import Base
 from tests.cases import (
-    BASES,
     CASES,
     LOC,
     LOCS,
@@ -27,106 +24,18 @@ from tests.cases import (
     Case,
     events,
 )
-
-Array = NDArray[np.float64]
-Density = Callable[[Array], Array]
-
-# --------------------------------------------------------------------------- values, with SciPy
+from tests.densities import LOG_DENSITIES, RULES, statistic
 
 
 def _np(x: Tensor) -> Any:
     return x.detach().numpy()
 
 
-def _normal(x: Array, loc: Tensor, scale: Tensor) -> Array:
-    return stats.norm.logpdf(x, _np(loc), _np(scale)).sum(-1)
-
-
-def _full(x: Array) -> Array:
-    return stats.multivariate_normal.logpdf(x, _np(LOC), _np(TRIL @ TRIL.T))
-
-
-def _gaussian_mixture(x: Array) -> Array:
-    parts = [_normal(x, loc, scale) for loc, scale in zip(LOCS, SCALES, strict=True)]
-    return special.logsumexp(np.stack(parts), 0, b=special.softmax(_np(LOGITS))[:, None])
-
-
-def _atom_weights() -> Any:
-    return special.softmax(_np(LOGITS[:2]))
-
-
-def _mixture_atom(x: Array) -> Array:
-    smooth = np.log(_atom_weights()[0]) + stats.norm.logpdf(x, 0.3, 0.8)
-    return np.where(x == 0.5, np.log(_atom_weights()[1]), smooth)
-
-
-def _mixture_counts(x: Array) -> Array:
-    weights = _atom_weights()
-    return np.log(weights[0] * stats.poisson.pmf(x, 3.0) + weights[1] * (x == 0))
-
-
-def _masses(x: Array, points: Array) -> Array:
-    matches = (x[:, None] == points).reshape(len(x), len(points), -1).all(-1)
-    return np.log(matches @ _np(MASSES))
-
-
-def _area(d: int) -> float:
-    # that of the unit sphere, from the radial integral of a standard normal density
-    return (2 * np.pi) ** (d / 2) / (2 ** (d / 2 - 1) * special.gamma(d / 2))
-
-
-def _zero(x: Array) -> Array:
-    return np.zeros(len(x))
-
-
-LOG_DENSITIES: dict[str, Density] = {
-    "Gaussian": lambda x: _normal(x, LOC, SCALE),
-    "GaussianScalar": lambda x: stats.norm.logpdf(x, 0.3, 0.8),
-    "GaussianFull": _full,
-    "GaussianMixture": _gaussian_mixture,
-    "UniformCube": _zero,
-    "UniformBox": lambda x: np.full(len(x), -np.log(1.5 * 2.5)),
-    "Interval": _zero,
-    "Intervals": _zero,
-    "UniformCircle": lambda x: np.full(len(x), -np.log(2 * np.pi)),
-    "UniformSphere": lambda x: np.full(len(x), -np.log(4 * np.pi)),
-    "UniformSphere7": lambda x: np.full(len(x), -np.log(_area(7))),
-    "ProjectedGaussian": lambda x: stats.norm.logpdf(x).sum(-1),
-    "NormalFamily": _zero,
-    "GammaFamily": _zero,
-    "DirichletFamily": _zero,
-    "PoissonFamily": lambda x: -special.gammaln(x + 1),
-    "Poisson": lambda x: stats.poisson.logpmf(x, 3.0),
-    "Geometric": lambda x: stats.geom.logpmf(x + 1, 0.4),
-    "Discrete": lambda x: _masses(x, _np(POINTS)),
-    "DiscreteScalar": lambda x: _masses(x, _np(POINTS[:, 0])),
-    "MixtureAtom": _mixture_atom,
-    "MixtureCounts": _mixture_counts,
-    "Product": lambda x: (
-        _full(x[:, :2])
-        + stats.poisson.logpmf(x[:, 2], 2.0)
-        + stats.uniform.logpdf(x[:, 3], -1, 1.5)
-    ),
-}
-
-STATISTICS: dict[str, Density] = {
-    "UniformCube": stats.norm.ppf,
-    "ProjectedGaussian": lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
-    "NormalFamily": lambda x: np.concatenate([x, x**2], -1),
-    "GammaFamily": lambda x: np.stack([np.log(x), -x], -1),
-    "DirichletFamily": np.log,
-}
-
-
-def _statistic(name: str, x: Array) -> Array:
-    return STATISTICS[name](x) if name in STATISTICS else x.reshape(len(x), -1)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_log_prob(case: Case) -> None:
     weight, bias, readout = case.parameters(n=3)
     x = events(case, 20)
-    z = _statistic(case.base_name, _np(x)) @ _np(weight).T
+    z = statistic(case.base_name, _np(x)) @ _np(weight).T
     z = z if bias is None else z + _np(bias)
     square = (abs(case.oracle_activation.value(z) @ _np(readout).T) ** 2).sum(-1)
     with np.errstate(divide="ignore"):  # rectified neurons can all be silent
@@ -139,125 +48,11 @@ def test_log_prob(case: Case) -> None:
 
 # ------------------------------------------------------------------------------ the total mass
 
-
-def _legendre(low: float, high: float, panels: int = 200) -> tuple[Array, Array]:
-    nodes, weights = np.polynomial.legendre.leggauss(8)
-    ends = np.linspace(low, high, panels + 1)
-    half = np.diff(ends)[:, None] / 2
-    centres = (ends[1:] + ends[:-1])[:, None] / 2
-    return (centres + half * nodes).ravel(), (half * weights).ravel()
-
-
-def _grid(*rules: tuple[Array, Array]) -> tuple[Array, Array]:
-    points = np.meshgrid(*(rule[0] for rule in rules), indexing="ij")
-    weights = np.meshgrid(*(rule[1] for rule in rules), indexing="ij")
-    return np.stack([x.ravel() for x in points], -1), np.prod([w.ravel() for w in weights], 0)
-
-
-def _line(reach: float, step: float) -> tuple[Array, Array]:
-    # Equal weights are spectrally accurate for what decays at both ends.
-    points = np.arange(-reach, reach, step)
-    return points, np.full_like(points, step)
-
-
-def _circle(count: int) -> tuple[Array, Array]:
-    return 2 * np.pi * np.arange(count) / count, np.full(count, 2 * np.pi / count)
-
-
-def _counts(count: int) -> tuple[Array, Array]:
-    return np.arange(count, dtype=float), np.ones(count)
-
-
-def _join(*rules: tuple[Array, Array]) -> tuple[Array, Array]:
-    return np.concatenate([rule[0] for rule in rules]), np.concatenate([rule[1] for rule in rules])
-
-
-def _plane() -> tuple[Array, Array]:
-    return _grid(_line(14.0, 0.05), _line(14.0, 0.05))
-
-
-def _cube() -> tuple[Array, Array]:
-    z, weights = _grid(*[_line(8.0, 0.3)] * 3)
-    return special.ndtr(z), weights * np.exp(stats.norm.logpdf(z).sum(-1))
-
-
-def _on_circle() -> tuple[Array, Array]:
-    angle, weights = _circle(4000)
-    return np.stack([np.cos(angle), np.sin(angle)], -1), weights
-
-
-def _on_sphere() -> tuple[Array, Array]:
-    # Heights on the sphere have constant surface measure.
-    points, weights = _grid(_legendre(-1.0, 1.0, 60), _circle(400))
-    height, angle = points.T
-    radius = np.sqrt(1 - height**2)
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle), height], -1), weights
-
-
-def _polar() -> tuple[Array, Array]:
-    points, weights = _grid(_legendre(0.0, 12.0, 20), _circle(500))
-    radius, angle = points.T
-    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], -1), weights * radius
-
-
-def _half_line() -> tuple[Array, Array]:
-    y, weights = _line(80.0, 0.02)
-    return np.exp(y), weights * np.exp(y)
-
-
-def _simplex() -> tuple[Array, Array]:
-    # A stick, broken twice.
-    y, weights = _grid(_line(60.0, 0.15), _line(60.0, 0.15))
-    (first, second), (rest, other) = special.expit(y).T, special.expit(-y).T
-    weights = weights * first * rest * rest * second * other
-    return np.stack([first, rest * second, rest * other], -1), weights
-
-
-# With a measure where densities are with respect to: a rule to integrate it with.
-RULES: dict[str, tuple[Callable[[], Base], Callable[[], tuple[Array, Array]]]] = {
-    "Gaussian": (BASES["Gaussian"].build, _plane),
-    "GaussianScalar": (BASES["GaussianScalar"].build, lambda: _legendre(-12.0, 12.0)),
-    "GaussianFull": (BASES["GaussianFull"].build, _plane),
-    "GaussianMixture": (BASES["GaussianMixture"].build, _plane),
-    "UniformCube": (BASES["UniformCube"].build, _cube),
-    "UniformBox": (
-        BASES["UniformBox"].build,
-        lambda: _grid(_legendre(-1.0, 0.5, 20), _legendre(0.5, 3.0, 20)),
-    ),
-    "Interval": (BASES["Interval"].build, lambda: _legendre(-1.0, 1.5)),
-    "Intervals": (
-        BASES["Intervals"].build,
-        lambda: _join(_legendre(-1.0, 1.0), _legendre(2.0, 2.5)),
-    ),
-    "UniformCircle": (BASES["UniformCircle"].build, _on_circle),
-    "UniformSphere": (BASES["UniformSphere"].build, _on_sphere),
-    "ProjectedGaussian": (lambda: bases.ProjectedGaussian(2), _polar),
-    "NormalFamily": (BASES["NormalFamily"].build, _plane),
-    "GammaFamily": (bases.GammaFamily, _half_line),
-    "DirichletFamily": (BASES["DirichletFamily"].build, _simplex),
-    "PoissonFamily": (bases.PoissonFamily, lambda: _counts(300)),
-    "Poisson": (BASES["Poisson"].build, lambda: _counts(300)),
-    "Geometric": (BASES["Geometric"].build, lambda: _counts(300)),
-    "Discrete": (BASES["Discrete"].build, lambda: (_np(POINTS), np.ones(4))),
-    "DiscreteScalar": (BASES["DiscreteScalar"].build, lambda: (_np(POINTS[:, 0]), np.ones(4))),
-    "MixtureAtom": (
-        BASES["MixtureAtom"].build,
-        lambda: _join(_legendre(-12.0, 12.0), (np.array([0.5]), np.ones(1))),
-    ),
-    "MixtureCounts": (BASES["MixtureCounts"].build, lambda: _counts(300)),
-    "Product": (
-        BASES["Product"].build,
-        lambda: _grid(
-            _line(9.0, 0.3), _line(9.0, 0.3), _counts(30), _legendre(-1.0, 0.5, panels=1)
-        ),
-    ),
-}
-
-MASS_CASES = [case for case in CASES if case.base_name in RULES]
 MASS_CASES = [
     case
-    for case in MASS_CASES
-    if case.activation_name in ("Cis", "Exp", "ReLU2")
+    for case in CASES
+    if case.base_name in RULES
+    and case.activation_name in ("Cis", "Exp", "ReLU2")
     # Rectifiers are not smooth enough for the rules in three dimensions.
     and not (case.activation_name == "ReLU2" and case.base_name == "UniformCube")
 ]

@@ -7,6 +7,7 @@ __all__ = [
     "Pairs",
     "Partial",
     "check_dimension",
+    "check_parts",
     "cutoff_exp",
 ]
 
@@ -38,6 +39,23 @@ def check_dimension(base: object, d: int, least: int) -> None:
     """Raises unless the dimension is an integer that is large enough."""
     if not (isinstance(d, int) and d >= least):
         raise ValueError(f"{type(base).__name__}: expected an integer d >= {least}, got d={d!r}.")
+
+
+def check_parts(base: object, parts: Sequence["Base"], *batches: Size) -> Size:
+    """Raises unless a composition is made of bases; returns the batch shape of all of them."""
+    name = type(base).__name__
+    if not (isinstance(parts, Sequence) and all(isinstance(part, Base) for part in parts)):
+        raise TypeError(f"{name}: expected bases to be a sequence of bases, got {parts!r}.")
+    if not parts:
+        raise ValueError(f"{name}: expected at least one base, got none.")
+    shapes = [*batches, *(part.batch_shape for part in parts)]
+    try:
+        return broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: expected batch shapes that broadcast against each other, "
+            f"got {', '.join(str(tuple(shape)) for shape in shapes)}."
+        ) from None
 
 
 class Partial(NamedTuple):
@@ -93,8 +111,9 @@ class Base:
             value = getattr(self, name)
             if value is None:
                 continue
-            valid = constraint.check(value) if not constraints.is_dependent(constraint) else True
-            if not (torch.as_tensor(valid).all() and value.isfinite().all()):
+            finite = value.isfinite()
+            valid = finite if constraints.is_dependent(constraint) else constraint.check(value)
+            if not (finite.all() and valid.all()):
                 raise ValueError(
                     f"{type(self).__name__}: expected {name} to be finite and to satisfy "
                     f"{constraint}, got {value}."
@@ -109,6 +128,11 @@ class Base:
     def support(self) -> Any:
         """The constraint that events satisfy."""
         raise NotImplementedError
+
+    def contains(self, x: Tensor) -> Tensor:
+        """Whether events are in the support; the constraints of torch hold for infinity, too."""
+        finite = x.isfinite()
+        return self.support.check(x) & (finite.all(-1) if self.event_dim else finite)
 
     def weight_constraint(self, activation: Activation) -> Any:
         """The constraint that the weights of a SNEFY satisfy."""

@@ -76,7 +76,7 @@ class GammaFamily(LaplaceBase):
 
     Example:
         >>> GammaFamily().statistic(torch.tensor(1.0))
-        tensor([0., -1.])
+        tensor([ 0., -1.])
     """
 
     def __init__(self) -> None:

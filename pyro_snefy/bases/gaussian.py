@@ -133,7 +133,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         mean = self.mean(eta).unsqueeze(-2) + self._times_covariance(eta)
-        return mean, self.covariance(eta).unsqueeze(-3)
+        return mean, self.covariance(eta).unsqueeze(-3).expand(mean.shape + mean.shape[-1:])
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
         if self.scale_tril is None:

@@ -10,9 +10,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
-from ..constraints import intervals, union
+from ..constraints import intersection, intervals, union
 from ..linalg import broadcast_shapes
-from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
+from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 from .bounded import UniformBox
 from .gaussian import Gaussian
 
@@ -114,6 +114,16 @@ class MixtureBase(FourierBase, LaplaceBase):
         (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
         return (self.log_weights().unsqueeze(-1) + values).logsumexp(-2)
 
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
+        (means,) = self.evaluate(lambda base, x: base.member_moments(x)[:1], eta, rank=2)
+        (spreads,) = self.evaluate(lambda base, x: base.member_moments(x)[1:], eta, rank=3)
+        shares = (self.log_weights().unsqueeze(-1) + values).softmax(-2).unsqueeze(-1)
+        mean = (shares * means).sum(-3)  # (*, E, d), a sum over (*, K, E, d)
+        offsets = means - mean.unsqueeze(-3)
+        spreads = spreads + offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
+        return mean, (shares.unsqueeze(-1) * spreads).sum(-4)
+
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left.unsqueeze(-1) * right.unsqueeze(-2)
@@ -210,7 +220,7 @@ class GaussianMixture(MixtureBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         log_density = self.gaussians.log_density(x.unsqueeze(-2))
-        return (self.log_weights() + log_density).logsumexp(-1)
+        return _logsumexp(self.log_weights() + log_density)
 
 
 class ConditionalGaussianMixture(GaussianMixture):
@@ -304,7 +314,8 @@ class Mixture(MixtureBase):
     def __init__(
         self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
     ) -> None:
-        if logits.dim() < 1 or logits.shape[-1] != len(bases) or not bases:
+        batch = check_parts(self, bases, logits.shape[:-1])
+        if logits.dim() < 1 or logits.shape[-1] != len(bases):
             raise ValueError(
                 f"Mixture: expected logits with shape (*, {len(bases)}), one for each base, "
                 f"got {tuple(logits.shape)}."
@@ -315,7 +326,6 @@ class Mixture(MixtureBase):
                 f"Mixture: expected bases of one event shape and statistic, got {shapes}."
             )
         self.logits, self.bases = logits, tuple(bases)
-        batch = broadcast_shapes(logits.shape[:-1], *(base.batch_shape for base in bases))
         super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
 
     @property
@@ -323,7 +333,7 @@ class Mixture(MixtureBase):
         return union([base.support for base in self.bases])
 
     def weight_constraint(self, activation: Activation) -> Any:
-        return self.bases[0].weight_constraint(activation)
+        return intersection([base.weight_constraint(activation) for base in self.bases])
 
     def parts(self) -> tuple[Base, ...]:
         return tuple(part for base in self.bases for part in base.parts())
@@ -370,12 +380,12 @@ class Mixture(MixtureBase):
             value = torch.where(inside, value + log_weight, -torch.inf)
             (atoms if base.is_discrete else diffuse).append(value)
         if not diffuse:
-            return _logsumexp(atoms)
+            return _logsumexp(_stack(atoms))
         if not atoms:
-            return _logsumexp(diffuse)
+            return _logsumexp(_stack(diffuse))
         # On an atom the diffuse part has no mass.
-        on_atom = _logsumexp(atoms)
-        return torch.where(on_atom > -torch.inf, on_atom, _logsumexp(diffuse))
+        on_atom = _logsumexp(_stack(atoms))
+        return torch.where(on_atom > -torch.inf, on_atom, _logsumexp(_stack(diffuse)))
 
     @property
     def is_discrete(self) -> bool:  # type: ignore[override]
@@ -385,5 +395,12 @@ class Mixture(MixtureBase):
         return f"Mixture({list(self.bases)})"
 
 
-def _logsumexp(values: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*values)).logsumexp(0)
+def _stack(values: list[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*values), dim=-1)
+
+
+def _logsumexp(values: Tensor) -> Tensor:
+    # That of torch has the gradient NaN where every term is zero, as far from all components.
+    zero = (values == -torch.inf).all(-1, keepdim=True)
+    total = torch.where(zero, 0.0, values).logsumexp(-1)
+    return torch.where(zero.squeeze(-1), -torch.inf, total)

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from ..activations import Activation
 from ..constraints import product
 from ..linalg import broadcast_shapes
-from .base import Base, FourierBase, LaplaceBase, Pairs, Partial
+from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 
 Self = TypeVar("Self", bound="Base")
 Complex = tuple[Tensor, Tensor | None]
@@ -33,12 +33,10 @@ class Product(FourierBase, LaplaceBase):
     """
 
     def __init__(self, bases: Sequence[Base]) -> None:
-        if not bases:
-            raise ValueError("Product: expected at least one base.")
+        batch = check_parts(self, bases)
         self.bases = tuple(bases)
         self.lengths = [base.event_shape[0] if base.event_dim else 1 for base in bases]
         self.statistics = [base.num_statistics for base in bases]
-        batch = broadcast_shapes(*(base.batch_shape for base in bases))
         super().__init__(batch, Size((sum(self.lengths),)), sum(self.statistics), False)
 
     def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:

@@ -65,6 +65,10 @@ class Separable(Kernel):
         self.features = features
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
+        if bias.dim() == 1:
+            # One bias has one matrix, however many forms there are.
+            log_scale, matrix = self.matrix(bias)
+            return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
         return form.log_trace(self.features(bias), self.blocks)
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -89,7 +89,8 @@ class _Trace(Function):
     def forward(
         square: Tensor, bias: Tensor, readout: Tensor, frequency: float, offset: float
     ) -> Any:
-        return _terms(square, bias, readout, frequency, offset)
+        # A plain tuple: vmap takes a named one for another structure than its own.
+        return tuple(_terms(square, bias, readout, frequency, offset))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -108,8 +109,9 @@ class _Trace(Function):
             # Derivatives of this gradient are asked for: leave them to autograd.
             with torch.enable_grad():
                 value = _terms(square, bias, readout, f, ctx.offset).value
-                inputs = (square, bias, readout)
-                return (*torch.autograd.grad(value, inputs, g, create_graph=True), None, None)
+                inputs = [(square, bias, readout)[k] for k in range(3) if ctx.needs_input_grad[k]]
+                found = iter(torch.autograd.grad(value, inputs, g, create_graph=True))
+            return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
         t = _Terms._make((*ctx.saved_tensors[3:], g))
         g = g.unsqueeze(-1)
         g_out = 2 * g * t.mean_out

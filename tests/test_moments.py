@@ -1,0 +1,297 @@
+"""Means and covariances against quadrature and sums."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_snefy import SNEFY, bases
+from pyro_snefy.activations import GELU, Cis, Cos, Erf, Exp, Identity, ReLU, Sin, Snake
+from pyro_snefy.bases import Base
+from pyro_snefy.kernels import closed_form
+from tests.cases import BASES, CASES, LOC, LOGITS, SCALE, TRIL, Case
+from tests.densities import LOG_DENSITIES, RULES, Array, Rule, grid, join, legendre, statistic
+
+# Here every activation has moments ...
+EVERY = ("Gaussian", "GaussianScalar", "GaussianFull", "GaussianMixture", "Discrete")
+EVERY += ("DiscreteScalar", "MixtureAtom")
+# ... and here none has.
+NONE = ("UniformCube", "ProjectedGaussian")
+KINKED = ("Step", "ReLU", "ReLU2", "ReLU3", "LeakyReLU")
+
+
+def _has_moments(case: Case) -> bool:
+    waves = isinstance(case.activation, Cos | Sin | Cis | Exp)
+    return case.base_name in EVERY or (waves and case.base_name not in NONE)
+
+
+def _split(kinks: Array) -> Rule:
+    # Quadrature is accurate between kinks, and only there.
+    ends = np.concatenate([[-12.0], np.sort(kinks[abs(kinks) < 12]), [12.0]])
+    rules = [legendre(a, b, panels=25) for a, b in pairwise(ends)]
+    return join(*rules)
+
+
+def _kinked(case: Case) -> tuple[Tensor, Tensor, Rule]:
+    """Weights along the axes, biases, and a rule with all kinks at the ends of panels."""
+    _, bias, _ = case.parameters(n=3)
+    assert bias is not None
+    if case.base().event_dim == 0:
+        weight = torch.tensor([[0.9], [-1.4], [0.5]], dtype=torch.float64)
+        rule = _split((-bias / weight[:, 0]).numpy())
+        if case.base_name == "MixtureAtom":
+            rule = join(rule, (np.array([0.5]), np.ones(1)))
+        return weight, bias, rule
+    weight = torch.tensor([[0.9, 0.0], [0.0, -1.4], [0.5, 0.0]], dtype=torch.float64)
+    kinks = (-bias / weight.sum(-1)).numpy()
+    return weight, bias, grid(_split(kinks[[0, 2]]), _split(kinks[[1]]))
+
+
+def _integrate(
+    case: Case, weight: Tensor, bias: Tensor | None, readout: Tensor, rule: Rule
+) -> tuple[Array, Array]:
+    points, weights = rule
+    z = statistic(case.base_name, points) @ weight.numpy().T
+    z = z if bias is None else z + bias.numpy()
+    square = (abs(case.oracle_activation.value(z) @ readout.numpy().T) ** 2).sum(-1)
+    mass = weights * np.exp(LOG_DENSITIES[case.base_name](points)) * square
+    x = points.reshape(len(points), -1)
+    mean = mass @ x / mass.sum()
+    return mean, (mass * (x - mean).T) @ (x - mean) / mass.sum()
+
+
+def _compare(d: SNEFY, mean: Array, covariance: Array) -> None:
+    shape = d.event_shape
+    np.testing.assert_allclose(d.mean.numpy(), mean.reshape(shape), rtol=1e-7, atol=1e-8)
+    variance = np.diag(covariance).reshape(shape)
+    np.testing.assert_allclose(d.variance.numpy(), variance, rtol=1e-7, atol=1e-8)
+    if shape:
+        np.testing.assert_allclose(d.covariance_matrix.numpy(), covariance, rtol=1e-7, atol=1e-8)
+    else:
+        with pytest.raises(NotImplementedError, match="variance"):
+            d.covariance_matrix  # noqa: B018
+
+
+COMPARED = [case for case in CASES if _has_moments(case) and case.base_name in RULES]
+
+
+@pytest.mark.parametrize("case", COMPARED, ids=str)
+def test_moments(case: Case) -> None:
+    weight, bias, readout = case.parameters(n=3, scale=0.5)
+    if case.activation_name in KINKED and not case.base().is_discrete:
+        weight, bias, rule = _kinked(case)
+    else:
+        rule = RULES[case.base_name][1]()
+    if case.base_name == "DirichletFamily":
+        weight = weight.abs()  # no poles on the boundary
+    d = SNEFY(weight, bias, readout, activation=case.activation, base=case.base())
+    _compare(d, *_integrate(case, weight, bias, readout, rule))
+
+
+@pytest.mark.parametrize("d", [2, 3, 7, 12])
+def test_von_mises_fisher(d: int) -> None:
+    """One exponential neuron on a sphere of any dimension: an integral over heights."""
+    weight = torch.randn(1, d, dtype=torch.float64)
+    model = SNEFY(
+        weight, None, torch.ones(1, 1).double(), activation=Exp(), base=bases.UniformSphere(d)
+    )
+    kappa = 2 * float(weight.norm())
+    angle, weights = legendre(0.0, np.pi)
+    mass = weights * np.exp(kappa * np.cos(angle)) * np.sin(angle) ** (d - 2)
+    first, second = (mass @ np.cos(angle) ** k / mass.sum() for k in (1, 2))
+    unit = 2 * weight[0].numpy() / kappa
+    along = np.outer(unit, unit)
+    across = (1 - second) / (d - 1) * (np.eye(d) - along)
+    _compare(model, first * unit, (second - first**2) * along + across)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Sin(), Exp()], ids=str)
+def test_sphere_in_seven_dimensions(activation: Any) -> None:
+    """Neurons that see two coordinates only, whose law has a density in the disc."""
+    weight = torch.zeros(2, 7, dtype=torch.float64)
+    weight[:, :2] = torch.randn(2, 2)
+    bias, readout = torch.randn(2, dtype=torch.float64), torch.randn(1, 2, dtype=torch.float64)
+    d = SNEFY(weight, bias, readout, activation=activation, base=bases.UniformSphere(7))
+    polar, weights = grid(legendre(0.0, 1.0, 20), legendre(0.0, 2 * np.pi, 20))
+    radius, angle = polar.T
+    x = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], -1)
+    neurons = activation(torch.as_tensor(x) @ weight[:, :2].T + bias) @ readout[0]
+    mass = weights * radius * (1 - radius**2) ** 1.5 * neurons.numpy() ** 2
+    mass /= mass.sum()
+    mean = np.zeros(7)
+    mean[:2] = mass @ x
+    covariance = np.diag(np.full(7, mass @ (1 - radius**2) / 5))
+    covariance[:2, :2] = (mass * (x - mean[:2]).T) @ (x - mean[:2])
+    _compare(d, mean, covariance)
+
+
+# ------------------------------------------------------------------------ compositions of bases
+
+
+def _scalar(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def test_mixture_inside_a_product() -> None:
+    """Moments of independent parts of an exponential model are their own."""
+    atom = bases.PointMass(_scalar(0.5))
+    normal = bases.Gaussian(LOC[0], SCALE[0], event_dim=0)
+    parts: list[Base] = [
+        bases.Mixture(LOGITS[:2], [normal, atom]),
+        bases.Mixture(LOGITS[1:], [bases.GammaFamily(), bases.GammaFamily()]),
+        bases.Gaussian(LOC, scale_tril=TRIL),
+    ]
+    weight = torch.tensor([[0.4, 0.7, 1.2, 0.3, -0.2]], dtype=torch.float64)
+    readout = torch.ones(1, 1, dtype=torch.float64)
+    d = SNEFY(weight, None, readout, activation=Exp(), base=bases.Product(parts))
+    pieces = weight.split([1, 2, 2], dim=-1)
+    alone = [
+        SNEFY(w, None, readout, activation=Exp(), base=base)
+        for w, base in zip(pieces, parts, strict=True)
+    ]
+    mean = torch.cat([torch.atleast_1d(part.mean) for part in alone])
+    torch.testing.assert_close(d.mean, mean)
+    variance = torch.cat([torch.atleast_1d(part.variance) for part in alone])
+    torch.testing.assert_close(d.variance, variance)
+    assert d.covariance_matrix[0, 1:].abs().max() < 1e-12
+
+
+def test_standardized() -> None:
+    loc, scale = torch.tensor([3.0, -1.0]).double(), torch.tensor([2.0, 0.5]).double()
+    weight, bias, readout = (torch.randn(*shape).double() for shape in ((3, 2), (3,), (1, 3)))
+    base = bases.Gaussian(LOC, scale_tril=TRIL)
+    for activation in (Cos(), Snake(), ReLU()):
+        plain = SNEFY(weight, bias, readout, activation=activation, base=base)
+        moved = bases.Standardized(base, loc, scale)
+        d = SNEFY(weight, bias, readout, activation=activation, base=moved)
+        torch.testing.assert_close(d.mean, loc + scale * plain.mean)
+        covariance = torch.diag(scale) @ plain.covariance_matrix @ torch.diag(scale)
+        torch.testing.assert_close(d.covariance_matrix, covariance)
+
+
+# ----------------------------------------------------------------------------------- shapes
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (Cos(), "Gaussian"),
+        (ReLU(), "GaussianFull"),
+        (GELU(), "GaussianMixture"),
+        (Exp(), "GammaFamily"),
+        (Exp(), "UniformSphere"),
+        (Cis(), "UniformBox"),
+        (Sin(), "Poisson"),
+        (Erf(), "Discrete"),
+        (Identity(), "GaussianScalar"),
+        (ReLU(), "MixtureAtom"),
+        (Cos(), "Product"),
+        (Exp(), "Product"),
+        (Exp(), "Intervals"),
+    ],
+    ids=str,
+)
+def test_batch(activation: Any, name: str) -> None:
+    """Rows of a batch are what they are alone, and stay so when it is expanded."""
+    base = BASES[name].build()
+    weight = BASES[name].natural(torch.randn(2, 1, 3, base.num_statistics).double() / 2)
+    bias, readout = torch.randn(4, 3).double(), torch.randn(2, 3).double()
+    d = SNEFY(weight, bias, readout, activation=activation, base=base)
+    row = SNEFY(weight[1, 0], bias[2], readout, activation=activation, base=base)
+    e = d.expand((5, 2, 4))
+    assert d.mean.shape == d.variance.shape == (2, 4, *d.event_shape)
+    assert e.mean.shape == e.variance.shape == (5, 2, 4, *d.event_shape)
+    torch.testing.assert_close(e.mean[3, 1, 2], row.mean)
+    torch.testing.assert_close(e.variance[3, 1, 2], row.variance)
+    if d.event_shape:
+        assert d.covariance_matrix.shape == (2, 4, *d.event_shape * 2)
+        assert e.covariance_matrix.shape == (5, 2, 4, *d.event_shape * 2)
+        torch.testing.assert_close(e.covariance_matrix[3, 1, 2], row.covariance_matrix)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(), ReLU(), Erf()], ids=str)
+def test_batch_of_readouts_and_bases(activation: Any) -> None:
+    loc, scale = torch.randn(4, 2).double(), torch.rand(4, 2).double() + 0.5
+    weight, readout = torch.randn(3, 2).double(), torch.randn(5, 1, 2, 3).double()
+    d = SNEFY(weight, None, readout, activation=activation, base=bases.Gaussian(loc, scale))
+    base = bases.Gaussian(loc[2], scale[2])
+    row = SNEFY(weight, None, readout[3, 0], activation=activation, base=base)
+    assert d.mean.shape == (5, 4, 2)
+    torch.testing.assert_close(d.mean[3, 2], row.mean)
+    torch.testing.assert_close(d.covariance_matrix[3, 2], row.covariance_matrix)
+
+
+def test_single_precision() -> None:
+    d = SNEFY(torch.randn(3, 2), torch.randn(3), torch.randn(1, 3), activation=Exp())
+    assert d.mean.dtype == d.variance.dtype == d.covariance_matrix.dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------ no closed form
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not _has_moments(case)], ids=str)
+def test_no_closed_form(case: Case) -> None:
+    d = case.distribution(n=2)
+    for name in ("mean", "variance"):
+        with pytest.raises(NotImplementedError) as error:
+            getattr(d, name)
+        assert type(case.activation).__name__ in str(error.value)
+        # of a composition, the part that lacks it
+        parts = [case.base(), *getattr(case.base(), "bases", ())]
+        assert any(type(part).__name__ in str(error.value) for part in parts)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Exp()], ids=str)
+@pytest.mark.parametrize("part", [bases.UniformCube(2), bases.ProjectedGaussian(2)], ids=str)
+def test_no_closed_form_in_a_product(activation: Any, part: Base) -> None:
+    """The moments of a statistic are not those of the event, however deep it is hidden."""
+    base = bases.Product([part, bases.Poisson(torch.tensor(2.0))])
+    assert closed_form(activation, base, bias=True)
+    d = SNEFY(torch.randn(2, 3), None, torch.ones(1, 2), activation=activation, base=base)
+    with pytest.raises(NotImplementedError, match=rf"{type(activation).__name__}.*Product"):
+        d.mean  # noqa: B018
+
+
+# ---------------------------------------------------------------------------------- gradients
+
+
+def test_no_gradient_without_need() -> None:
+    for name in EVERY:
+        d = Case("Cos", name).distribution()
+        assert not d.mean.requires_grad
+        assert not d.variance.requires_grad
+    weight = torch.randn(3, 2, requires_grad=True)
+    d = SNEFY(weight, None, torch.randn(1, 3))
+    assert d.mean.requires_grad
+    with torch.no_grad():
+        assert not d.mean.requires_grad
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "GaussianFull", "GaussianMixture", "UniformBox"])
+@pytest.mark.parametrize("activation", [Cos(), Sin(), Exp()], ids=str)
+def test_gradient_of_the_mean(activation: Any, name: str) -> None:
+    base = BASES[name].build()
+    inputs = tuple(
+        torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 2), (2,), (1, 2))
+    )
+
+    def moments(weight: Tensor, bias: Tensor, readout: Tensor) -> tuple[Tensor, Tensor]:
+        d = SNEFY(weight, bias, readout, activation=activation, base=base)
+        return d.mean, d.covariance_matrix
+
+    assert torch.autograd.gradcheck(moments, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("activation", [Snake(), Identity(), Cis()], ids=str)
+def test_gradient_of_the_mean_of_separable_kernels(activation: Any) -> None:
+    weight = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    readout = torch.randn(2, 3, dtype=torch.float64)
+
+    def mean(weight: Tensor) -> Tensor:
+        return SNEFY(weight, None, readout, activation=activation).mean
+
+    assert torch.autograd.gradcheck(mean, (weight,), fast_mode=True)
