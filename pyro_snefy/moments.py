@@ -208,7 +208,6 @@ def _standardized(base: Standardized, network: Network) -> Moments:
     return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
 
 
-
 def _waves(base: Any, network: Network) -> Moments:
     r"""Products of neurons are waves, whose moments are derivatives of characteristic functions.
 
