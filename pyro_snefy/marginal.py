@@ -148,7 +148,8 @@ def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | N
         bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
     others: Any = base.conditional(dims, reference)
     integral = kernel(activation, others, rest)
-    assert isinstance(integral, Separable)
+    if not isinstance(integral, Separable):
+        return None
     gram = network.form.gram()
     if isinstance(activation, Exp):
         log_scale = integral.features(bias).log_scale
