@@ -22,7 +22,6 @@ from .snefy import SNEFY
 class Parameters(NamedTuple):
     r"""What heads may change: the parameters of a family, seen from a location at a scale."""
 
-    base: Base
     loc: Tensor
     scale: Tensor
     bias: Tensor
@@ -136,6 +135,11 @@ class ConditionalSNEFY(nn.Module):
         heads: Sequence[Head],
     ) -> None:
         super().__init__()
+        if any(isinstance(head, LocationScale) for head in heads) and not _is_real(base):
+            raise ValueError(
+                "ConditionalSNEFY: expected a base on the reals or real vectors for LocationScale, "
+                f"got {base}."
+            )
         self.activation, self.heads = activation, tuple(heads)
         self.base = BaseModule(base)
         self.weight = nn.Parameter(torch.empty(hidden_dim, base.num_statistics))
@@ -164,16 +168,12 @@ class ConditionalSNEFY(nn.Module):
             x: Events, with shape :math:`(N, \text{event})`.
             context: Contexts, with shape :math:`(N, \text{context\_dim})`.
         """
-        if self._standardizes:
+        if _is_real(self.base()):
             self.loc.copy_(x.mean(0))
             self.scale.copy_(_positive(x.std(0)))
         self.context_loc.copy_(context.mean(0))
         self.context_scale.copy_(_positive(context.std(0)))
         return self
-
-    @property
-    def _standardizes(self) -> bool:
-        return self.base().support in (constraints.real, constraints.real_vector)
 
     def condition(self, context: Tensor) -> SNEFY:
         r"""The law of events given contexts.
@@ -190,7 +190,7 @@ class ConditionalSNEFY(nn.Module):
                 f"got {tuple(context.shape)}."
             )
         base, loc, scale = self.base(), self.loc, self.scale
-        parameters = Parameters(base, loc, scale, self.bias, self.readout)
+        parameters = Parameters(loc, scale, self.bias, self.readout)
         outputs = self.net((context - self.context_loc) / self.context_scale)
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
@@ -200,8 +200,7 @@ class ConditionalSNEFY(nn.Module):
             )
         for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
-        base = parameters.base
-        if self._standardizes:
+        if _is_real(base):
             base = Standardized(base, parameters.loc, parameters.scale, validate_args=False)
         family = SNEFY(
             self.weight,
@@ -218,6 +217,10 @@ class ConditionalSNEFY(nn.Module):
 
 
 ConditionalDistribution.register(ConditionalSNEFY)
+
+
+def _is_real(base: Base) -> bool:
+    return base.support in (constraints.real, constraints.real_vector)
 
 
 def _positive(scale: Tensor) -> Tensor:
@@ -266,12 +269,11 @@ def conditional_snefy(
     if heads is None and net is not None:
         heads = (Bias(),)
     elif heads is None:
-        real = base.support in (constraints.real, constraints.real_vector)
-        heads = (LocationScale(), ReadoutHead()) if real else (ReadoutHead(),)
+        heads = (LocationScale(), ReadoutHead()) if _is_real(base) else (ReadoutHead(),)
     if net is None:
         event = torch.empty(base.event_shape)
         shapes = Parameters(
-            base, event, event, torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
+            event, event, torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         )
         outputs = sum(head.size(shapes) for head in heads)
         net = DenseNN(context_dim, list(hidden_dims), [outputs])

@@ -162,13 +162,12 @@ def test_batch_of_bases(case: Case) -> None:
         torch.testing.assert_close(log_prob[i, k], row.log_prob(x), rtol=1e-9, atol=1e-9)
 
 
-# Each argument alone has the batch, then all of them, of shapes that have to broadcast.
-BATCHES: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
-    ((3,), (), ()),
-    ((), (3,), ()),
-    ((), (), (3,)),
-    ((2, 1), (3,), (1, 1)),
-]
+# Batch shapes of weight, bias and matrix: of one of them alone, and some that have to broadcast.
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+BATCHES: dict[str, list[Shapes]] = {
+    "readout": [((3,), (), ()), ((2, 1), (3,), (1, 1))],
+    "gram": [((), (3,), ()), ((), (2, 1), (3,))],
+}
 
 
 @pytest.mark.parametrize("form", ["readout", "gram"])
@@ -176,7 +175,7 @@ BATCHES: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
 def test_batch_of_parameters(case: Case, form: str) -> None:
     # Rectified neurons on a few points can all be silent, which validation would not accept.
     given = {"activation": case.activation, "base": case.base(), "validate_args": False}
-    for shapes in BATCHES:
+    for shapes in BATCHES[form]:
         weight, _, _ = case.parameters(n=3, batch=shapes[0])
         _, bias, _ = case.parameters(n=3, batch=shapes[1])
         _, _, readout = case.parameters(n=3, batch=shapes[2])

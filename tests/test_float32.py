@@ -65,7 +65,7 @@ def _check(case: Case, weight: Tensor, bias: Tensor | None, readout: Tensor) -> 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_random(case: Case) -> None:
     for scale in (0.3, 2.0):
-        _check(case, *case.parameters(n=8, scale=scale))
+        _check(case, *case.parameters(n=5, scale=scale))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

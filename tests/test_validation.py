@@ -1,5 +1,6 @@
 """Bad input: each raises an error that says which, what was expected and what came."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,21 @@ def test_activation_of_another_type(bad: Any) -> None:
 @pytest.mark.parametrize("bad", [2, torch.zeros(2), bases.UniformSphere], ids=str)
 def test_base_of_another_type(bad: Any) -> None:
     _assert_raises(TypeError, ["base", "Base"], lambda: SNEFY(WEIGHT, BIAS, READOUT, base=bad))
+
+
+@pytest.mark.parametrize("bad", [[[1.0, 2.0]], 3.0, "zeros"], ids=str)
+@pytest.mark.parametrize("name", ["weight", "bias", "readout", "gram"])
+def test_arguments_of_another_type(name: str, bad: Any) -> None:
+    given: dict[str, Any] = {"weight": WEIGHT, "bias": BIAS, "readout": READOUT}
+    if name == "gram":
+        del given["readout"]
+    words = [name, "Tensor", re.escape(repr(bad))]
+    _assert_raises(TypeError, words, lambda: SNEFY(**{**given, name: bad}))
+
+
+def test_no_weight() -> None:
+    given: dict[str, Any] = {"weight": None, "readout": READOUT}
+    _assert_raises(TypeError, ["weight", "Tensor", "None"], lambda: SNEFY(**given))
 
 
 @pytest.mark.parametrize("name", ["weight", "bias", "readout"])
