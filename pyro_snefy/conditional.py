@@ -82,11 +82,11 @@ class LocationScale(Head):
     kernel serves all rows. The base has to be on the reals or on real vectors.
 
     Arguments:
-        floor: The least scale, relative to that of the data. Without one, a density can collapse
-            onto a single observation.
+        floor: The least scale, relative to that of the data. The tails of the density are those
+            of the base at this scale: a small one makes outliers very unlikely.
     """
 
-    floor: float = 1e-3
+    floor: float = 0.05
 
     def size(self, parameters: Parameters) -> int:
         return 2 * max(1, parameters.loc.numel())

@@ -31,8 +31,8 @@ _CUTOFF = -100.0
 
 
 def cutoff_exp(x: Tensor) -> Tensor:
-    r"""Returns :math:`e^x`, or zero where it is negligible beside one."""
-    return torch.where(x > _CUTOFF, x.clamp(min=_CUTOFF).exp(), torch.zeros_like(x))
+    r"""Returns :math:`e^x`, or another negligible number where it is negligible beside one."""
+    return x.clamp(min=_CUTOFF).exp()
 
 
 def check_dimension(base: object, d: int, least: int) -> None:

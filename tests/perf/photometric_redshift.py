@@ -82,8 +82,8 @@ def main(path: Path) -> None:
     }
     models = {
         f"{name}, m={m}, Snake({a:g})": (head, m, a)
+        for m, a in ((16, 10.0), (16, 1.0))
         for name, head in heads.items()
-        for m, a in ((16, 10.0), (16, 1.0), (4, 1.0))
     }
     for name, (head, m, a) in models.items():
         report(name, context, redshift, lambda: _snefy(head, m, a))  # noqa: B023
