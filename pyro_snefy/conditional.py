@@ -251,9 +251,26 @@ def conditional_snefy(
         net: Instead of the default network, a module from contexts to the outputs that the heads
             take: ``hidden_dim`` of them for the bias.
         heads: What the network emits: any of :class:`Bias`, :class:`ReadoutHead` and
-            :class:`LocationScale`. None stands for the bias if ``net`` is given, and for location,
-            scale and readout otherwise, without location and scale if the base is not on the
-            reals.
+            :class:`LocationScale`. None stands for the bias if ``net`` is given, and for all three
+            otherwise, less location and scale where the base is not on the reals.
+
+    All three are the default because they win on a validation split of photometric redshifts
+    (``tests/perf/photometric_redshift.py``; nats per galaxy, lower is better, means over two
+    splits):
+
+    ================================= ========== =====
+    heads                             validation  test
+    ================================= ========== =====
+    bias                                   1.009 0.998
+    readout                                0.932 0.906
+    bias, location and scale               0.709 0.678
+    readout, location and scale            0.690 1.837
+    bias, readout, location and scale      0.686 0.818
+    ================================= ========== =====
+
+    On the test split a few outliers in redshift tell against the two best on validation: with a
+    readout of its own, a row can be sure of too narrow a range. A larger floor of
+    :class:`LocationScale`, or no readout, is safer where there are outliers.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian
@@ -269,7 +286,8 @@ def conditional_snefy(
     if heads is None and net is not None:
         heads = (Bias(),)
     elif heads is None:
-        heads = (LocationScale(), ReadoutHead()) if _is_real(base) else (ReadoutHead(),)
+        shape = (Bias(), ReadoutHead())
+        heads = (LocationScale(), *shape) if _is_real(base) else shape
     if net is None:
         event = torch.empty(base.event_shape)
         shapes = Parameters(

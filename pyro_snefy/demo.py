@@ -20,6 +20,7 @@ from tqdm import trange
 
 from . import conditional_snefy
 from .bases import Gaussian
+from .conditional import ConditionalSNEFY
 
 FOLDER = Path("demo_output")
 STEPS, BATCH, ROWS = 3000, 256, 6000
@@ -31,7 +32,8 @@ def truth(x: Tensor) -> MixtureSameFamily:
     share = torch.sigmoid(1.2 * torch.cos(2 * x))
     widths = torch.stack([0.08 + 0.07 * (x + 3), 0.25 - 0.03 * x], dim=-1)
     means = torch.stack([upper, lower], dim=-1)
-    return MixtureSameFamily(Categorical(torch.stack([share, 1 - share], -1)), Normal(means, widths))
+    shares = Categorical(torch.stack([share, 1 - share], dim=-1))
+    return MixtureSameFamily(shares, Normal(means, widths))
 
 
 def draw(rows: int) -> tuple[Tensor, Tensor]:
@@ -40,7 +42,7 @@ def draw(rows: int) -> tuple[Tensor, Tensor]:
     return x.unsqueeze(-1), truth(x).sample()
 
 
-def train(x: Tensor, y: Tensor) -> torch.nn.Module:
+def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
     """Maximum likelihood by SVI, with a plate and subsampling."""
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
     likelihood = conditional_snefy(base, context_dim=1)
@@ -65,7 +67,7 @@ def train(x: Tensor, y: Tensor) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def grid(likelihood: torch.nn.Module, width: int = 400) -> tuple[Tensor, Tensor, Tensor]:
+def grid(likelihood: ConditionalSNEFY, width: int = 400) -> tuple[Tensor, Tensor, Tensor]:
     """The predictive density on a grid, and its quantiles."""
     x, y = torch.linspace(-3, 3, width), torch.linspace(-3.2, 5.2, 2 * width)
     density = likelihood.condition(x.unsqueeze(-1)).log_prob(y.unsqueeze(-1)).exp()  # (y, x)
@@ -78,7 +80,7 @@ def quantiles(y: Tensor, density: Tensor, levels: list[float]) -> Tensor:
     return torch.stack([y[(cdf < level).sum(0).clamp(max=len(y) - 1)] for level in levels])
 
 
-def draw_pictures(likelihood: torch.nn.Module, x: Tensor, y: Tensor) -> list[Path]:
+def draw_pictures(likelihood: ConditionalSNEFY, x: Tensor, y: Tensor) -> list[Path]:
     """Saves the pictures, and returns where."""
     import matplotlib.pyplot as plt
 

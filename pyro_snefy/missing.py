@@ -66,7 +66,8 @@ class PartiallyObserved(TorchDistribution):
         shape = broadcast_shapes(value.shape[:-1], joint.batch_shape)
         rows = value.expand(shape + value.shape[-1:]).reshape(-1, value.shape[-1])
         observed = ~rows.isnan()
-        inside = self.support.check(rows)
+        # The reals of torch have infinities, at which no density is defined.
+        inside = self.support.check(rows) & ~rows.isinf().any(-1)
         example = joint.base.example(rows)
         rows = torch.where(observed & inside.unsqueeze(-1), rows, example)
         log_prob = self._log_numerator(rows, observed, shape)

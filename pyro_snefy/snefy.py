@@ -74,8 +74,8 @@ class SNEFY(TorchDistribution):
         if (readout is None) == (gram is None):
             given = "neither" if gram is None else "both"
             raise ValueError(f"SNEFY: expected exactly one of readout and gram, got {given}.")
-        given = {"weight": weight, "bias": bias, "readout": readout, "gram": gram}
-        for name, value in given.items():
+        tensors = {"weight": weight, "bias": bias, "readout": readout, "gram": gram}
+        for name, value in tensors.items():
             if not (isinstance(value, Tensor) or (value is None and name != "weight")):
                 raise TypeError(f"SNEFY: expected {name} to be a Tensor, got {value!r}.")
         if weight.dim() < 2:

@@ -142,13 +142,24 @@ def check_normalizer(log_normalizer: Tensor, network: Network, name: str) -> Non
     with torch.no_grad():
         valid = log_normalizer.isfinite()
         if valid.all():
-            noise = 4 * network.weight.shape[-2] * torch.finfo(log_normalizer.dtype).eps
-            valid = log_normalizer > _log_diagonal_trace(network.real()) + math.log(noise)
+            least, network = _least(log_normalizer, network.real())
+            noise = 4 * network.weight.shape[-2] * torch.finfo(least.dtype).eps
+            valid = least > _log_diagonal_trace(network) + math.log(noise)
     if not valid.all():
         raise ValueError(
             f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "
             f"log Z = {log_normalizer}, of neurons that are zero or cancel each other."
         )
+
+
+def _least(log_normalizer: Tensor, network: Network) -> tuple[Tensor, Network]:
+    # Of many biases on one network, those of the smallest constant: if any are noise, it is.
+    tensors = [network.weight, network.form.matrix]
+    if network.base.batch_shape or any(x.dim() > 2 for x in tensors) or network.bias.dim() == 1:
+        return log_normalizer, network
+    index = log_normalizer.argmin()
+    rows = network.bias.reshape(-1, network.bias.shape[-1])
+    return log_normalizer.reshape(-1)[index], network._replace(bias=rows[index])
 
 
 def _log_diagonal_trace(network: Network) -> Tensor:

@@ -174,7 +174,9 @@ SMOOTH = [
     case
     for case in CASES
     if isinstance(case.activation, FourierActivation | Exp)
-    and case.activation_name not in ("SnakeCentred", "ExpHalf")  # the same but for constants
+    # the same as others, but for constants and dimensions
+    and case.activation_name not in ("SnakeCentred", "ExpHalf")
+    and case.base_name not in ("GaussianScalar", "Interval", "UniformCircle", "DiscreteScalar")
 ]
 
 

@@ -474,6 +474,15 @@ def test_normalizer_of_cancelling_neurons(case: Case) -> None:
 
 
 @pytest.mark.parametrize("activation", EVERY, ids=str)
+def test_one_bias_of_many_that_cancels(activation: Any) -> None:
+    bias = torch.tensor([[0.3, 0.9], [0.4, 0.4], [-0.2, 0.3]], dtype=torch.float64)
+    given = {"weight": TWICE.double(), "readout": CANCEL.double(), "activation": activation}
+    with pytest.raises(ValueError, match="readout"):
+        SNEFY(bias=bias, **given).log_normalizer  # noqa: B018
+    assert SNEFY(bias=bias[[0, 2]], **given).log_normalizer.isfinite().all()
+
+
+@pytest.mark.parametrize("activation", EVERY, ids=str)
 def test_small_normalizers_are_no_zeros(activation: Any) -> None:
     """Neither small readouts nor neurons that nearly cancel are taken for zero."""
     weight = TWICE.double()
@@ -614,6 +623,15 @@ def test_infinity(case: Case) -> None:
         total = torch.where(log_prob.isfinite(), log_prob, 0.0).sum()
         for gradient in torch.autograd.grad(total, (weight, x), materialize_grads=True):
             assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("activation", [Cos(), Exp(), ReLU()], ids=str)
+def test_infinity_that_is_observed(activation: Any) -> None:
+    d = SNEFY(torch.randn(4, 2), BIAS, READOUT, activation=activation)
+    x = torch.tensor([[torch.inf, torch.nan], [1.0, -torch.inf], [0.5, torch.nan]])
+    log_prob = d.partially_observed().log_prob(x)
+    assert (log_prob[:2] == -torch.inf).all()
+    torch.testing.assert_close(log_prob[2], d.marginal([0]).log_prob(x[2, :1]))
 
 
 def test_far_events() -> None:
