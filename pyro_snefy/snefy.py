@@ -10,7 +10,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from .activations import Activation, Cos
+from .activations import Activation, Cis, Cos
 from .bases import Base, Discrete, Gaussian
 from .forms import Features, Gram
 from .kernels.registry import check_closed_form
@@ -190,15 +190,23 @@ class SNEFY(TorchDistribution):
         .. math:: \kappa = \frac{1}{Z} \sum_{ij} |M_{ij} K_{ij}|
 
         The error of :math:`\log Z` is about :math:`\kappa` times the machine precision, that of
-        float64. A complex network counts as the real one of twice the width.
+        float64. It is infinite where :math:`Z` is zero.
         """
         network = self._network(torch.float64)
         neurons = network.kernel()
         log_scale, matrix = neurons.matrix(network.bias)
-        absolute = Gram(network.form.gram().abs())
+        gram = network.form.gram()
+        if isinstance(self.activation, Cis):
+            # Moduli of complex numbers, from the real form of twice the width.
+            n = self.weight.shape[-2]
+            gram = torch.hypot(gram[..., :n, :n], gram[..., n:, :n])
+            real = matrix[..., :n, :n] + matrix[..., n:, n:]
+            matrix = torch.hypot(real, matrix[..., n:, :n] - matrix[..., :n, n:])
+        absolute = Gram(gram.abs())
         total = absolute.log_trace(Features(log_scale, (None,)), {(0, 0): matrix.abs()})
         log_normalizer = neurons.log_normalizer(network.form, network.bias)
-        return (total - log_normalizer).exp().to(self.weight.dtype).expand(self.batch_shape)
+        ratio = torch.where(log_normalizer > -torch.inf, total - log_normalizer, torch.inf)
+        return ratio.exp().to(self.weight.dtype).expand(self.batch_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""The log-density of events, which is :math:`-\infty` outside the support.

@@ -106,3 +106,20 @@ def test_gram_is_readout_squared(case: Case) -> None:
     d = SNEFY(weight, bias, readout, activation=case.activation, base=case.base())
     g = SNEFY(weight, bias, gram=_gram(readout), activation=case.activation, base=case.base())
     torch.testing.assert_close(d.log_normalizer, g.log_normalizer, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_condition_number(case: Case) -> None:
+    weight, bias, readout = case.parameters(n=3)
+    d = SNEFY(weight, bias, readout, activation=case.activation, base=case.base())
+    zeros = np.zeros(3) if bias is None else bias.numpy()
+    kernel = oracle.kernel_matrix(case.oracle_activation, case.law, weight.numpy(), zeros)
+    gram = _gram(readout).numpy()
+    expected = np.abs(gram * kernel).sum() / np.real(gram.conj() * kernel).sum()
+    assert float(d.condition_number) == pytest.approx(expected, rel=1e-7)
+
+
+def test_condition_number_of_nothing() -> None:
+    readout = torch.zeros(1, 4)
+    d = SNEFY(torch.randn(4, 2), None, readout, activation=Exp(), validate_args=False)
+    assert d.condition_number == torch.inf

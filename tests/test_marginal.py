@@ -1,6 +1,7 @@
 """Marginals, conditionals and missing values: against quadrature, and against each other."""
 
 import itertools
+import sys
 
 import numpy as np
 import pyro
@@ -40,6 +41,9 @@ from pyro_snefy.kernels import closed_form
 from pyro_snefy.marginal import Marginal
 
 DOUBLE = {"dtype": torch.float64}
+# The package has functions of these names, too.
+kernel_module = sys.modules["pyro_snefy.kernels.kernel"]
+snake_module = sys.modules["pyro_snefy.kernels.snake"]
 
 
 def _base(name: str) -> Base:
@@ -332,6 +336,25 @@ def test_missing_values_in_a_model() -> None:
         losses.append(svi.step(x))
     assert all(np.isfinite(losses))
     assert np.mean(losses[-20:]) < np.mean(losses[:20])
+
+
+@pytest.mark.parametrize("activation", [Snake(1.0), GELU(), Erf()], ids=str)
+@pytest.mark.parametrize("name", ["Gaussian", "GaussianFull", "GaussianMixture"])
+def test_chunks(activation: Activation, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are taken a few at a time give what they give together, gradients included."""
+    joint, x = _joint(activation, name), torch.randn(2, 37, 3, **DOUBLE)
+    parameters = (joint.weight, joint.bias, joint.readout)
+    for parameter in parameters:
+        parameter.requires_grad_()
+
+    def evaluate() -> tuple[Tensor, ...]:
+        log_prob = joint.conditional([0, 2], x[..., [0, 2]]).log_prob(x[..., [1]])
+        return log_prob, *torch.autograd.grad(log_prob.sum(), parameters)
+
+    together = evaluate()
+    monkeypatch.setattr(kernel_module, "_CHUNK", 64)
+    monkeypatch.setattr(snake_module, "_CHUNK", 64)
+    torch.testing.assert_close(evaluate(), together, rtol=1e-10, atol=1e-10)
 
 
 def test_bad_arguments() -> None:

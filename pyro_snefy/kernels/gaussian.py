@@ -12,6 +12,7 @@ from ..bases.bounded import Pushforward
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
+from ..linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
@@ -73,8 +74,7 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
     angle = angles(base.whiten(weight))
     shift = (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
 
-    def evaluate(bias: Tensor) -> Tensor:
-        mean = bias + shift
+    def evaluate(mean: Tensor) -> Tensor:
         return normal_expectation(
             activation,
             mean.unsqueeze(-1),
@@ -85,7 +85,7 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
             angle,
         )
 
-    return Pairwise(evaluate)
+    return Pairwise(evaluate, covariance.shape[:-2], shift)
 
 
 @register_kernel(GaussianActivation, GaussianMixture)
@@ -97,7 +97,7 @@ def _mixture(activation: GaussianActivation, base: GaussianMixture, weight: Tens
         _, matrices = components.matrix(bias.unsqueeze(-2))
         return (weights * matrices).sum(-3)
 
-    return Pairwise(evaluate)
+    return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
 @register_kernel(GaussianActivation, Pushforward)

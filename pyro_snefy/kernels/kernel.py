@@ -1,17 +1,19 @@
 r"""Kernels of neurons, and the one primitive: the normaliser for a batch of biases."""
 
-__all__ = ["Kernel", "Pairwise", "Separable"]
+__all__ = ["Kernel", "Pairwise", "Separable", "in_chunks"]
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..forms import Blocks, Features, Form
+from ..linalg import broadcast_shapes
 
 # Entries of kernel matrices that are held at once when every row has a matrix of its own.
 _CHUNK = 2**20
+_NO_BATCH = Size()
 
 
 class Kernel:
@@ -90,25 +92,55 @@ class Pairwise(Kernel):
     Arguments:
         evaluate: A function from biases, with shape :math:`(*, n)`, to matrices, with shape
             :math:`(*, n, n)`.
+        batch_shape: The batch shape of what the function closes over, such as that of weights.
+        shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
     """
 
-    def __init__(self, evaluate: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        evaluate: Callable[[Tensor], Tensor],
+        batch_shape: Size = _NO_BATCH,
+        shift: Tensor | None = None,
+    ) -> None:
         self.evaluate = evaluate
+        self.batch_shape = batch_shape
+        self.shift = shift
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(Features(None, (None,)), {(0, 0): self.evaluate(rows)})
 
-        n = bias.shape[-1]
-        shared = form.matrix.dim() == 2 and bias.dim() > 1
-        if not shared or bias.numel() * n <= _CHUNK:
-            return log_trace(bias)
-        chunks = bias.reshape(-1, n).split(max(1, _CHUNK // n**2))
-        if torch.is_grad_enabled():
-            values = [checkpoint(log_trace, chunk, use_reentrant=False) for chunk in chunks]
-        else:
-            values = [log_trace(chunk) for chunk in chunks]
-        return torch.cat(values).reshape(bias.shape[:-1])
+        bias = bias if self.shift is None else bias + self.shift
+        batch = broadcast_shapes(self.batch_shape, form.matrix.shape[:-2])
+        return in_chunks(log_trace, bias, batch, _CHUNK // bias.shape[-1] ** 2)
 
     def matrix(self, bias: Tensor) -> tuple[None, Tensor]:
-        return None, self.evaluate(bias)
+        return None, self.evaluate(bias if self.shift is None else bias + self.shift)
+
+
+def in_chunks(
+    function: Callable[[Tensor], Tensor], rows: Tensor, batch_shape: Size, count: int
+) -> Tensor:
+    r"""Evaluates a function of rows on some at a time, and again in the backward pass.
+
+    Arguments:
+        function: A function from rows, with shape :math:`(*, n)`, to values, with shape
+            :math:`(*)`.
+        rows: The rows, with shape :math:`(*, \text{batch}, n)`.
+        batch_shape: The batch shape of what the function closes over. It is never split.
+        count: How many rows to evaluate at a time.
+    """
+    free = rows.dim() - 1 - len(batch_shape)
+    if free < 1:
+        return function(rows)
+    own = broadcast_shapes(rows.shape[free:-1], batch_shape)
+    size = max(1, count // max(1, own.numel()))
+    leading = rows.shape[:free]
+    if leading.numel() <= size:
+        return function(rows)
+    chunks = rows.reshape(-1, *rows.shape[free:]).split(size)
+    if torch.is_grad_enabled():
+        values = [checkpoint(function, chunk, use_reentrant=False) for chunk in chunks]
+    else:
+        values = [function(chunk) for chunk in chunks]
+    return torch.cat(values).reshape(leading + own)

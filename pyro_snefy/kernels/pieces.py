@@ -9,6 +9,7 @@ from torch import Tensor
 from ..activations import Activation, GaussianActivation, LeakyReLU, ReLU, Step
 from ..bases.counts import Discrete
 from ..bases.mixture import Interval, Mixture
+from ..linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
@@ -21,7 +22,7 @@ def _discrete(activation: GaussianActivation, base: Discrete, weight: Tensor) ->
         neurons = activation(linear + bias.unsqueeze(-2))
         return neurons.mT @ (base.masses.unsqueeze(-1) * neurons)
 
-    return Pairwise(evaluate)
+    return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
 @register_kernel(GaussianActivation, Mixture)
@@ -35,7 +36,7 @@ def _mixture(activation: GaussianActivation, base: Mixture, weight: Tensor) -> K
             total = total + factor[..., None, None] * part.matrix(bias)[1]
         return total
 
-    return Pairwise(evaluate)
+    return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
 def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: int) -> Kernel:
@@ -68,7 +69,7 @@ def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: i
             total = total + ((rows * columns * weights).sum(-1) * (b - a) / 2).sum(-3)
         return total
 
-    return Pairwise(evaluate)
+    return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
 @register_kernel(Step, Interval)

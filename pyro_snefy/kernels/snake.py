@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.autograd import Function
 
 from ..activations import Snake
@@ -20,8 +20,11 @@ from ..bases.gaussian import Gaussian
 from ..forms import Blocks, Features, Form, Readout
 from ..linalg import safe_log
 from .fourier import snake_kernel
-from .kernel import Separable
+from .kernel import Separable, in_chunks
 from .registry import register_kernel
+
+# Entries of rows of biases that are held at once.
+_CHUNK = 2**18
 
 
 class _Terms(NamedTuple):
@@ -101,7 +104,7 @@ class _Trace(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        square, bias, readout = ctx.saved_tensors[:3]
+        square, bias, readout, *terms = ctx.saved_tensors
         g, f = gradients[-1], ctx.frequency
         if g is None:
             return None, None, None, None, None
@@ -112,7 +115,7 @@ class _Trace(Function):
                 inputs = [(square, bias, readout)[k] for k in range(3) if ctx.needs_input_grad[k]]
                 found = iter(torch.autograd.grad(value, inputs, g, create_graph=True))
             return tuple(next(found) if needed else None for needed in ctx.needs_input_grad)
-        t = _Terms._make((*ctx.saved_tensors[3:], g))
+        t = _Terms._make((*terms, g))
         g = g.unsqueeze(-1)
         g_out = 2 * g * t.mean_out
         g_mean = g_out @ readout
@@ -175,10 +178,15 @@ class SnakeGaussian(Separable):
         mean = self.base.mean(self.weight)
         rows = bias + (mean @ self.weight.mT)
         largest = form.matrix.detach().abs().amax().clamp(min=1e-300)
-        *_, value = _Trace.apply(
-            square, rows.reshape(-1, rows.shape[-1]), form.matrix / largest, frequency, offset
-        )
-        return safe_log(value.reshape(rows.shape[:-1])) + 2 * largest.log()
+        readout = form.matrix / largest
+
+        def trace(chunk: Tensor) -> Tensor:
+            flat = chunk.reshape(-1, chunk.shape[-1])
+            value = _Trace.apply(square, flat, readout, frequency, offset)[-1]
+            return value.reshape(chunk.shape[:-1])
+
+        value = in_chunks(trace, rows, Size(), _CHUNK // rows.shape[-1])
+        return safe_log(value) + 2 * largest.log()
 
 
 @register_kernel(Snake, Gaussian)

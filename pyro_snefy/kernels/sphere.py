@@ -21,7 +21,7 @@ def _homogeneous(
     normal = kernel(activation, Gaussian(zeros, zeros + 1, validate_args=False), weight)
     radius = 2**degree * math.exp(math.lgamma(d / 2 + degree) - math.lgamma(d / 2))
     _, matrix = normal.matrix(weight.new_zeros(weight.shape[-2:-1]))
-    return Pairwise(lambda bias: matrix / radius)
+    return Pairwise(lambda bias: matrix / radius, weight.shape[:-2])
 
 
 @register_kernel(Step, UniformSphere, bias=False)
