@@ -19,11 +19,12 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from tqdm import trange
 
 from . import conditional_snefy
+from .activations import Snake
 from .bases import Gaussian
-from .conditional import ConditionalSNEFY
+from .conditional import ConditionalSNEFY, LocationScale, ReadoutHead
 
 FOLDER = Path("demo_output")
-STEPS, BATCH, ROWS = 3000, 256, 6000
+STEPS, BATCH, ROWS = 2000, 256, 6000
 
 
 def truth(x: Tensor) -> MixtureSameFamily:
@@ -45,7 +46,14 @@ def draw(rows: int) -> tuple[Tensor, Tensor]:
 def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
     """Maximum likelihood by SVI, with a plate and subsampling."""
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
-    likelihood = conditional_snefy(base, context_dim=1)
+    # Slow waves for smooth densities, and one bias for all rows: one kernel for all, too.
+    likelihood = conditional_snefy(
+        base,
+        context_dim=1,
+        readout_dim=8,
+        activation=Snake(2.0),
+        heads=(LocationScale(), ReadoutHead()),
+    )
     likelihood.initialize(y, x)
 
     def model(x: Tensor, y: Tensor) -> None:

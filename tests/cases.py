@@ -255,6 +255,17 @@ def _cases() -> Iterator[Case]:
 
 CASES = list(_cases())
 
+# One case for each pair of types, where the parameters of activation and base are all the same to
+# a test; bases of several shapes stay, those of several sizes do not.
+_SIZES = ("UniformCircle", "UniformSphere7", "Intervals", "DiscreteScalar", "MixtureCounts")
+KINDS = list(
+    {
+        (type(case.activation), case.base_name): case
+        for case in reversed(CASES)
+        if case.base_name not in _SIZES
+    }.values()
+)[::-1]
+
 
 def events(case: Case, count: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Random events of the support of a base."""

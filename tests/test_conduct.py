@@ -28,12 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Cos, Exp, ReLU, Snake
 from pyro_snefy.bases import Discrete, Gaussian, Interval
-from tests.cases import CASES, Case, events
+from tests.cases import CASES, KINDS, Case, events
 
-EVERY = pytest.mark.parametrize("case", CASES, ids=str)
+EVERY = pytest.mark.parametrize("case", KINDS, ids=str)
 # The slowest script takes one case of each pair of types: other slopes and powers are traced alike.
-_TYPES = {(type(case.activation), case.base_name): case for case in reversed(CASES)}
-EVERY_TYPE = pytest.mark.parametrize("case", list(_TYPES.values())[::-1], ids=str)
 # One for each way to a closed form: waves, complex waves, log-partition functions, bivariate
 # normal laws, homogeneous neurons, piecewise polynomials.
 ENGINES = pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_elbo(case: Case) -> None:
     _check_elbos(case, Trace_ELBO(), TraceGraph_ELBO(), TraceEnum_ELBO(max_plate_nesting=1))
 
 
-@EVERY_TYPE
+@EVERY
 def test_jit_elbo(case: Case) -> None:
     # Traced and run as it is; how torch optimises traces is tested below, on fewer pairs.
     with torch.jit.optimized_execution(False):

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from pyro_snefy import SNEFY
 from pyro_snefy.bases import Base
 from tests import cases
-from tests.cases import BASES, CASES, Case, events
+from tests.cases import BASES, CASES, KINDS, Case, events
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["single", "double"])
 
@@ -55,7 +55,7 @@ def _evaluate(case: Case, base: Base, x: Tensor, parameters: dict[str, Tensor]) 
 
 
 @DTYPES
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_another_default_device(case: Case, dtype: torch.dtype) -> None:
     d, x, base = case.distribution(dtype), events(case, 4, dtype), case.base(dtype)
     parameters = {k: getattr(d, k) for k in ("weight", "bias", "readout")}

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import Cos, Erf, Exp, Identity, ReLU, Sin, Snake
 from tests import oracle
-from tests.cases import CASES, Case, events
+from tests.cases import KINDS, Case, events
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -62,13 +62,13 @@ def _check(case: Case, weight: Tensor, bias: Tensor | None, readout: Tensor) -> 
     _assert_finite(single, double)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_random(case: Case) -> None:
     for scale in (0.3, 2.0):
         _check(case, *case.parameters(n=5, scale=scale))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_log_prob(case: Case) -> None:
     single, double = _pair(case, *case.parameters(n=8))
     x = events(case, 50, torch.float32)
@@ -85,7 +85,7 @@ def test_log_prob(case: Case) -> None:
     assert ((value - expected).abs() <= tolerance).all()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_degenerate_weights(case: Case) -> None:
     weight, bias, readout = case.parameters(n=4)
     weight[1] = weight[0]
@@ -94,14 +94,14 @@ def test_degenerate_weights(case: Case) -> None:
     _check(case, case.natural(weight), bias, readout)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_large_weights(case: Case) -> None:
     weight, bias, readout = case.parameters(n=4)
     weight = 30 * torch.nn.functional.normalize(weight, dim=-1)
     _check(case, case.natural(weight), bias, readout)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.has_bias], ids=str)
+@pytest.mark.parametrize("case", [case for case in KINDS if case.has_bias], ids=str)
 def test_large_biases(case: Case) -> None:
     weight, _, readout = case.parameters(n=4)
     bias = torch.tensor([20.0, -20.0, 1.0, 0.0], dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_large_biases(case: Case) -> None:
 # ---------------------------------------------------------------------------- ill conditioning
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_cancelling_neurons(case: Case) -> None:
     """Neurons that are nearly equal, read with opposite signs: a derivative, almost.
 

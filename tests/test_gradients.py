@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import Exp, FourierActivation, LeakyReLU, ReLU, Step
 from pyro_snefy.bases import Base, Mixture, Product
-from tests.cases import CASES, Case, events
+from tests.cases import CASES, KINDS, Case, events
 
 # Central differences with this step are right to about 1e-9, far below the tolerances. The fast
 # mode compares one random projection of the Jacobian, and not its entries one by one.
@@ -96,7 +96,7 @@ def _events(problem: Problem, count: int) -> Tensor:
     return x[:count]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_log_prob(case: Case) -> None:
     """In the parameters, those of the base included, and in the events."""
     problem = Problem(case, *case.parameters(n=2), points=False)
@@ -110,14 +110,14 @@ def test_log_prob(case: Case) -> None:
     assert gradcheck(log_prob, (x.clone().requires_grad_(), *problem.inputs), **CHECK)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_log_normalizer(case: Case) -> None:
     weight, bias, readout = case.parameters(n=3)
     problem = Problem(case, weight, bias, readout.mH @ readout, "gram")
     assert gradcheck(problem.log_normalizer, problem.inputs, **CHECK)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_one_neuron(case: Case) -> None:
     weight, bias, readout = case.parameters(n=1, m=1)
     # One rectified neuron on a few points can be silent: not with a positive bias and point.
@@ -130,7 +130,7 @@ def _kinked_in_norm(case: Case) -> bool:
     return isinstance(case.activation, LeakyReLU | Step) or case.activation == ReLU()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_degenerate_weights(case: Case) -> None:
     """Zero, equal and opposite weights, with biases that differ: differentiable with a bias."""
     weight, bias, readout = case.parameters(n=4)
@@ -144,7 +144,7 @@ def test_degenerate_weights(case: Case) -> None:
         assert gradcheck(problem.log_normalizer, problem.inputs, **CHECK)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_equal_neurons(case: Case) -> None:
     """Weights and biases that are equal, and a pair that is opposite."""
     weight, bias, readout = case.parameters(n=3)
@@ -160,7 +160,7 @@ def test_equal_neurons(case: Case) -> None:
         assert gradcheck(problem.log_normalizer, problem.inputs, **CHECK)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_silent_bias(case: Case) -> None:
     """Weights and biases that are zero: finite, kinks or not."""
     weight, bias, readout = case.parameters(n=3)

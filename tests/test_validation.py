@@ -27,6 +27,7 @@ from pyro_snefy.bases import Base
 from tests.cases import (
     BASES,
     CASES,
+    KINDS,
     LOC,
     LOCS,
     LOGITS,
@@ -463,7 +464,7 @@ def test_normalizer_that_is_zero(name: str) -> None:
             assert not gradient.isnan().any()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_normalizer_of_cancelling_neurons(case: Case) -> None:
     weight, bias, _ = case.parameters(n=1)
     readout = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
@@ -573,7 +574,7 @@ INSIDE_OUTSIDE: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_support(case: Case) -> None:
     weight, bias, readout = case.parameters(n=3)
     given = {"activation": case.activation, "base": case.base()}
@@ -663,7 +664,7 @@ def test_single_precision_on_the_sphere() -> None:
 # ------------------------------------------------------------------------------ arg_constraints
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", KINDS, ids=str)
 def test_arg_constraints(case: Case) -> None:
     d = case.distribution(n=3)
     given = {"weight", "readout"} | ({"bias"} if case.has_bias else set())
