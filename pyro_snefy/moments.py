@@ -2,26 +2,31 @@ r"""Mean and covariance of squared neural families, from derivatives of closed f
 
 __all__ = ["moments"]
 
+import math
 from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .activations import Cis, Cos, Exp, Sin
+from .activations import Activation, Cis, Cos, Exp, LeakyReLU, ReLU, Sin, Step
 from .bases import (
     Base,
     Discrete,
     FourierBase,
     Gaussian,
     GaussianMixture,
+    Interval,
     LaplaceBase,
     Mixture,
     Product,
+    ProjectedGaussian,
     Standardized,
+    UniformSphere,
 )
 from .bases.bounded import Pushforward
 from .kernels import Separable
+from .kernels.pieces import piecewise_moment
 from .linalg import broadcast_shapes, rows_matmul
 from .network import Network
 
@@ -60,7 +65,8 @@ def _by_engine(base: Base, network: Network) -> Moments:
     raise NotImplementedError(
         f"No closed form for the moments of {network.activation} on {base}. There is one for "
         "every activation on Gaussian, GaussianMixture and Discrete bases, for Exp on exponential "
-        "families, and for Exp, Cos, Sin and Cis on bases whose statistic is the event itself."
+        "families, and for every activation but Snake and Identity on bases whose statistic is "
+        "the event itself."
     )
 
 
@@ -248,3 +254,60 @@ def _wave(real: Tensor | None, imag: Tensor | None, cos: Tensor, sin: Tensor, ra
     index = (...,) + (None,) * rank
     terms = [x * p[index] for x, p in ((real, cos), (imag, -sin)) if x is not None]
     return torch.stack(torch.broadcast_tensors(*terms)).sum(0).sum(-1 - rank)
+
+
+@_moments.register
+def _sphere(base: UniformSphere, network: Network) -> Moments:
+    degree = _degree(network.activation)
+    if degree is None:
+        return _by_engine(base, network)
+    # As for the normaliser: events are those of a normal law, divided by a radius.
+    d, weight = base.num_statistics, network.weight
+    zeros = weight.new_zeros((d,))
+    normal = Gaussian(zeros, zeros + 1, validate_args=False)
+    mean, covariance = _gaussian(normal, network._replace(base=normal))
+    second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    mean = mean * _radius(d, 2 * degree, 2 * degree + 1)
+    second = second * _radius(d, 2 * degree, 2 * degree + 2)
+    return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+
+@_moments.register
+def _projected(base: ProjectedGaussian, network: Network) -> Moments:
+    # A direction, times an independent radius.
+    sphere = base.latent(network.weight)
+    mean, covariance = _moments(sphere, network._replace(base=sphere))
+    second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    d = base.num_statistics
+    mean = mean / _radius(d, 0, 1)
+    second = second / _radius(d, 0, 2)
+    return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+
+def _degree(activation: Activation) -> int | None:
+    if isinstance(activation, ReLU):
+        return activation.power
+    return {Step: 0, LeakyReLU: 1}.get(type(activation))
+
+
+def _radius(d: int, numerator: int, denominator: int) -> float:
+    # E[r^a] / E[r^b] of the norm of a standard normal vector.
+    logs = [k / 2 * math.log(2) + math.lgamma((d + k) / 2) for k in (numerator, denominator)]
+    return math.exp(logs[0] - logs[1])
+
+
+@_moments.register
+def _interval(base: Interval, network: Network) -> Moments:
+    degree = _degree(network.activation)
+    if degree is None:
+        return _by_engine(base, network)
+    gram = network.form.gram()
+    zeroth, first, second = (
+        (
+            gram
+            * piecewise_moment(network.activation, base, network.weight, degree, k)(network.bias)
+        ).sum((-2, -1))[..., None]
+        for k in range(3)
+    )
+    mean = first / zeroth
+    return mean, (second / zeroth - mean.square()).unsqueeze(-1)

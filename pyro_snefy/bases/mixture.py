@@ -273,6 +273,8 @@ class Interval(MixtureBase):
 
     @property
     def support(self) -> Any:
+        if self.low.shape[-1] == 1:  # torch knows how to map the reals there
+            return constraints.interval(self.low[..., 0], self.high[..., 0])
         return intervals(self.low, self.high)
 
     @property

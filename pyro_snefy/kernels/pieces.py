@@ -1,5 +1,8 @@
 r"""Kernels by exact summation: finite sets, piecewise polynomials, and mixtures of bases."""
 
+__all__ = ["piecewise_moment"]
+
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -39,17 +42,29 @@ def _mixture(activation: GaussianActivation, base: Mixture, weight: Tensor) -> K
     return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
-def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: int) -> Kernel:
-    r"""Products of two piecewise polynomials with kinks at zero, integrated over intervals.
+def piecewise_moment(
+    activation: Activation, base: Interval, weight: Tensor, degree: int, order: int
+) -> Callable[[Tensor], Tensor]:
+    r"""The integrals :math:`\int x^k \sigma(w_i x + b_i) \sigma(w_j x + b_j) \, dx` over intervals.
 
-    Kinks split an interval in at most three, on each of which Gauss-Legendre quadrature with
-    ``degree + 1`` nodes is exact.
+    A kink splits an interval in two. Between kinks, Gauss-Legendre quadrature is exact.
+
+    Arguments:
+        activation: An activation that is a polynomial on either side of zero.
+        base: The intervals.
+        weight: The weights, with shape :math:`(*, n, 1)`.
+        degree: The degree of the polynomials.
+        order: The power :math:`k`.
+
+    Returns:
+        A function from biases, with shape :math:`(*, n)`, to matrices, with shape
+        :math:`(*, n, n)`.
     """
     slope = weight.squeeze(-1).unsqueeze(-2)  # (*, 1, n)
     low, high = base.low.unsqueeze(-1), base.high.unsqueeze(-1)  # (*, K, 1)
     nodes, weights = (
         torch.as_tensor(x, dtype=weight.dtype, device=weight.device)
-        for x in np.polynomial.legendre.leggauss(degree + 1)
+        for x in np.polynomial.legendre.leggauss(degree + 1 + (order + 1) // 2)
     )
 
     def evaluate(bias: Tensor) -> Tensor:
@@ -66,9 +81,15 @@ def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: i
             x = ((a + b) / 2).unsqueeze(-1) + ((b - a) / 2).unsqueeze(-1) * nodes
             rows = activation(slope[..., None, None] * x + offset[..., None, None])
             columns = activation(slope[..., None, :, None] * x + offset[..., None, :, None])
-            total = total + ((rows * columns * weights).sum(-1) * (b - a) / 2).sum(-3)
+            value = rows * columns * weights * x**order
+            total = total + (value.sum(-1) * (b - a) / 2).sum(-3)
         return total
 
+    return evaluate
+
+
+def _piecewise(activation: Activation, base: Interval, weight: Tensor, degree: int) -> Kernel:
+    evaluate = piecewise_moment(activation, base, weight, degree, order=0)
     return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
