@@ -9,7 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import Activation, Cis, Cos, Exp, LeakyReLU, ReLU, Sin, Step
+from .activations import (
+    Activation,
+    Exp,
+    FourierActivation,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    Sin,
+    Snake,
+    Step,
+)
 from .bases import (
     Base,
     Discrete,
@@ -60,14 +70,20 @@ def _by_engine(base: Base, network: Network) -> Moments:
     if _has_moments(base):
         if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
             return _members(base, network)
-        if isinstance(network.activation, Cos | Sin | Cis) and isinstance(base, FourierBase):
+        wave = isinstance(network.activation, FourierActivation) and isinstance(base, FourierBase)
+        if wave and _affordable(base, network.activation):
             return _waves(base, network)
     raise NotImplementedError(
-        f"No closed form for the moments of {network.activation} on {base}. There is one for "
-        "every activation on Gaussian, GaussianMixture and Discrete bases, for Exp on exponential "
-        "families, and for every activation but Snake and Identity on bases whose statistic is "
-        "the event itself."
+        f"No closed form for the moments of {network.activation} on {base}. There is one wherever "
+        "there is one for the normaliser, but for bases such as UniformCube, whose statistic has "
+        "moments that are not those of the event, and for Snake and Identity on products and in "
+        "more than three dimensions, where fourth derivatives are too many."
     )
+
+
+def _affordable(base: Base, activation: Activation) -> bool:
+    lines = isinstance(activation, Snake | Identity)
+    return not lines or (base.num_statistics <= 3 and not isinstance(base, Product))
 
 
 def _has_moments(base: Base) -> bool:
@@ -95,11 +111,6 @@ def _gradient(value: Tensor, argument: Tensor) -> Tensor:
 
 def _leaf(like: Tensor, *shape: int) -> Tensor:
     return like.new_zeros(shape).requires_grad_()
-
-
-def _jacobian(rows: Tensor, argument: Tensor) -> Tensor:
-    # d rows_k / d argument_l for independent rows, (*, K, L).
-    return torch.stack([_gradient(row, argument) for row in rows.unbind(-1)], dim=-2)
 
 
 class _Widened(Gaussian):
@@ -215,45 +226,113 @@ def _standardized(base: Standardized, network: Network) -> Moments:
 
 
 def _waves(base: Any, network: Network) -> Moments:
-    r"""Products of neurons are waves, whose moments are derivatives of characteristic functions.
+    r"""Neurons that are a line and a wave, :math:`\alpha + w \cdot x + \Re(r e^{i \omega x})`.
 
-    .. math:: 2 \cos z_i \cos z_j = \cos(z_i - z_j) + \cos(z_i + z_j)
+    Their products are polynomials, polynomials times waves, and waves of sums and differences of
+    frequencies, whose integrals are derivatives of the characteristic function.
     """
     network = network.real()
-    weight, batch = network.weight, _batch(network)
-    centre = base.mean(weight)
-    angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)
-    gram = network.form.gram().flatten(-2)
-    totals = []
-    for sign in (-1, 1):
-        pairs = (weight.unsqueeze(-2) + sign * weight.unsqueeze(-3)).flatten(-3, -2)
-        omega = pairs + _leaf(weight, *batch, *pairs.shape[-2:])  # (*, n^2, D)
-        beta = (angle.unsqueeze(-1) + sign * angle.unsqueeze(-2)).flatten(-2)
-        factor = -gram if sign == 1 and isinstance(network.activation, Sin) else gram
-        cos, sin = factor * beta.cos(), factor * beta.sin()
-        zeroth_real, zeroth_imag = base.characteristic(omega)
-        first_real, first_imag = base.characteristic_moment(omega)
-        # Each transform is minus i times the gradient of the one before.
-        second_real = _jacobian(first_imag, omega)
-        second_imag = None if first_real is None else -_jacobian(first_real, omega)
-        totals.append(
-            (
-                _wave(zeroth_real, zeroth_imag, cos, sin, rank=0),
-                _wave(first_real, first_imag, cos, sin, rank=1),
-                _wave(second_real, second_imag, cos, sin, rank=2),
-            )
-        )
-    mass, first, second = (minus + plus for minus, plus in zip(*totals, strict=True))
+    activation, weight, batch = network.activation, network.weight, _batch(network)
+    gram, centre = network.form.gram(), base.mean(weight)
+    angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
+    terms = []
+    line = angle
+    if isinstance(activation, Snake) and activation.offset:
+        line = angle + 0.5 / activation.a
+    if isinstance(activation, Snake | Identity):
+        terms.append(_lines(gram, weight, line, _jets(base, weight[..., :1, :] * 0, batch, 4)))
+    if not isinstance(activation, Identity):
+        frequency = 2 * activation.a if isinstance(activation, Snake) else 1.0
+        omega = frequency * weight
+        phase = torch.polar(torch.ones_like(angle), frequency * angle)
+        if isinstance(activation, Sin):
+            phase = -1j * phase
+        if isinstance(activation, Snake):
+            phase = -phase / frequency
+            level = (gram @ line.unsqueeze(-1)).squeeze(-1)
+            jets = _jets(base, omega, batch, 3)
+            terms.append(_lines_and_waves(level, gram @ weight, phase, jets))
+        for sign, other in ((1, phase), (-1, phase.conj())):
+            pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
+            factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
+            jets = _jets(base, pairs, batch, 2)
+            terms.append([_real_sum(factor, jet, k) for k, jet in enumerate(jets)])
+    mass, first, second = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
     offset = first / mass.unsqueeze(-1)
     square = offset.unsqueeze(-1) * offset.unsqueeze(-2)
     return centre + offset, second / mass[..., None, None] - square
 
 
-def _wave(real: Tensor | None, imag: Tensor | None, cos: Tensor, sin: Tensor, rank: int) -> Tensor:
-    # The sum over pairs of the real parts of a transform times phases.
-    index = (...,) + (None,) * rank
-    terms = [x * p[index] for x, p in ((real, cos), (imag, -sin)) if x is not None]
-    return torch.stack(torch.broadcast_tensors(*terms)).sum(0).sum(-1 - rank)
+def _jets(base: Any, omega: Tensor, batch: torch.Size, order: int) -> list[Tensor]:
+    r"""The integrals of :math:`x^{\otimes k} e^{i \omega x}` for :math:`k` up to an order.
+
+    Each is minus :math:`i` times the gradient of the one before.
+
+    Arguments:
+        base: The base.
+        omega: The frequencies, with shape :math:`(*, E, D)`.
+        batch: The batch shape of the results.
+        order: The largest :math:`k`.
+
+    Returns:
+        Complex tensors, with shapes :math:`(*, E)`, :math:`(*, E, D)`, and so on.
+    """
+    omega = omega + _leaf(omega, *batch, *omega.shape[-2:])
+    jets = [_parts(*base.characteristic(omega)), _parts(*base.characteristic_moment(omega))]
+    while len(jets) <= order:
+        real, imag = jets[-1]
+        jets.append((_derivative(imag, omega), -_derivative(real, omega)))
+    return [torch.complex(real, imag) for real, imag in jets]
+
+
+def _parts(real: Tensor | None, imag: Tensor | None) -> tuple[Tensor, Tensor]:
+    filler = imag if real is None else real
+    assert filler is not None
+    zeros = torch.zeros_like(filler)
+    return zeros if real is None else real, zeros if imag is None else imag
+
+
+def _derivative(values: Tensor, omega: Tensor) -> Tensor:
+    # Derivatives of rows, (*, E, ...), in their own frequencies: (*, E, ..., D).
+    if not values.requires_grad:  # an imaginary part that is zero
+        return values.new_zeros(values.shape + omega.shape[-1:])
+    rows = values.reshape((*omega.shape[:-1], -1)).unbind(-1)
+    columns = torch.stack([_gradient(row, omega) for row in rows], dim=-2)
+    return columns.reshape(values.shape + omega.shape[-1:])
+
+
+def _real_sum(factor: Tensor, jet: Tensor, rank: int) -> Tensor:
+    # The real part of a sum over frequencies: (*, E) against (*, E, ...), with rank dots.
+    return (factor[(...,) + (None,) * rank] * jet).sum(-1 - rank).real
+
+
+def _lines(gram: Tensor, weight: Tensor, line: Tensor, jets: list[Tensor]) -> list[Tensor]:
+    # Products of lines: a quadratic polynomial, against moments of up to the fourth order.
+    mass, _, second, third, fourth = (jet.real.select(-1 - k, 0) for k, jet in enumerate(jets))
+    level = (gram @ line.unsqueeze(-1)).squeeze(-1)
+    constant = (level * line).sum(-1)
+    slope = (weight * level.unsqueeze(-1)).sum(-2)
+    matrix = weight.mT @ gram @ weight
+    return [
+        constant * mass + (matrix * second).sum((-2, -1)),
+        2 * torch.einsum("...ij,...j->...i", second, slope)
+        + torch.einsum("...ij,...ijk->...k", matrix, third),
+        constant[..., None, None] * second
+        + 2 * torch.einsum("...i,...ijk->...jk", slope, third)
+        + torch.einsum("...ij,...ijkl->...kl", matrix, fourth),
+    ]
+
+
+def _lines_and_waves(
+    level: Tensor, slope: Tensor, phase: Tensor, jets: list[Tensor]
+) -> list[Tensor]:
+    # Each line of the sum meets each wave, twice.
+    terms = []
+    for rank in range(3):
+        inner = slope.reshape(slope.shape[:-1] + (1,) * rank + slope.shape[-1:])
+        value = level[(...,) + (None,) * rank] * jets[rank] + (inner * jets[rank + 1]).sum(-1)
+        terms.append(2 * _real_sum(phase, value, rank))
+    return terms
 
 
 @_moments.register
