@@ -72,8 +72,8 @@ class _FiniteSet(Constraint):
         return f"finite_set(points={self.points})"
 
 
-class _Union(Constraint):
-    r"""A union of sets."""
+class _Combination(Constraint):
+    r"""A set that is made of others of one event dimension."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = tuple(parts)
@@ -87,33 +87,25 @@ class _Union(Constraint):
     def is_discrete(self) -> bool:  # type: ignore[override]
         return any(part.is_discrete for part in self.parts)
 
-    def check(self, value: Tensor) -> Tensor:
-        valid = self.parts[0].check(value)
-        for part in self.parts[1:]:
-            valid = valid | part.check(value)
-        return valid
+    def _checks(self, value: Tensor) -> Tensor:
+        return torch.stack(torch.broadcast_tensors(*(part.check(value) for part in self.parts)))
 
     def __repr__(self) -> str:
-        return f"union({', '.join(map(str, self.parts))})"
+        return f"{type(self).__name__[1:].lower()}({', '.join(map(str, self.parts))})"
 
 
-class _Intersection(Constraint):
+class _Union(_Combination):
+    r"""A union of sets."""
+
+    def check(self, value: Tensor) -> Tensor:
+        return self._checks(value).any(0)
+
+
+class _Intersection(_Combination):
     r"""An intersection of sets."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = tuple(parts)
-        super().__init__()
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return int(self.parts[0].event_dim)
-
     def check(self, value: Tensor) -> Tensor:
-        checks = [part.check(value) for part in self.parts]
-        return torch.stack(torch.broadcast_tensors(*checks)).all(0)
-
-    def __repr__(self) -> str:
-        return f"intersection({', '.join(map(str, self.parts))})"
+        return self._checks(value).all(0)
 
 
 class _Product(Constraint):

@@ -2,9 +2,9 @@
 
 The regression of redshift on magnitude and colours of the galaxies of SDSS DR14, standardised. Of
 4,998 galaxies the 15 beyond a redshift of 0.3 are left out: they are up to 17 standard deviations
-away, and would decide the comparison alone. 60 % of the others are for training, 20 % for early
-stopping and the choice of the heads, 20 % for the test. The figures are means over two splits, in
-nats per galaxy. Run as ``python -m tests.perf.photometric_redshift sdss_dr14.csv``.
+away, and decided the test figures alone in a first run. 60 % of the others are for training, 20 %
+for early stopping and the choice of the heads, 20 % for the test. The figures are means over two
+splits, in nats per galaxy. Run as ``python -m tests.perf.photometric_redshift sdss_dr14.csv``.
 """
 
 import csv
