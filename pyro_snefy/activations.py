@@ -18,6 +18,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,6 +36,15 @@ class Activation:
     """
 
     wide: ClassVar[bool] = False  # whether preactivations are to be in float64
+    kink: ClassVar[bool] = False  # whether it is smooth but for z = 0
+
+    @property
+    def frequency(self) -> float:
+        r"""How fast :math:`\sigma^2` varies where it is smooth, in radians per unit of :math:`z`.
+
+        Integrals by quadrature take steps of this length.
+        """
+        return 4.0
 
     def __call__(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -47,9 +57,56 @@ class Activation:
 class FourierActivation(Activation):
     r"""Activations whose kernel needs the characteristic function of the base."""
 
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        r"""Bounds :math:`|\sigma(z)| \leq \alpha + \beta |z - c|`, for the sampler.
+
+        Arguments:
+            centre: The centre :math:`c`.
+
+        Returns:
+            Pairs of :math:`\alpha`, of the shape of the centre, and :math:`\beta`.
+        """
+        raise NotImplementedError(f"{self} has no bounds.")
+
 
 class GaussianActivation(Activation):
-    r"""Activations whose kernel under a Gaussian base is a bivariate normal expectation."""
+    r"""Activations whose kernel under a Gaussian base is a bivariate normal expectation.
+
+    They are logarithmically concave on either side of zero, or vanish there.
+    """
+
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor | None, Tensor]:
+        r"""The modes of :math:`\sigma(z)^2 \mathcal{N}(z; m, s^2)` below and above zero.
+
+        Arguments:
+            mean: The mean :math:`m`.
+            scale: The standard deviation :math:`s`.
+
+        Returns:
+            The modes; None for the lower one where :math:`\sigma` vanishes below zero.
+        """
+        raise NotImplementedError(f"{self} has no modes.")
+
+
+def _power_mode(power: int, mean: Tensor, scale: Tensor) -> Tensor:
+    # The mode of z^(2p) N(z; m, s^2) on z > 0, without cancellation for a negative mean.
+    root = (mean.square() + 8 * power * scale.square()).sqrt()
+    below = 4 * power * scale.square() / torch.where(mean > 0, 1.0, root - mean + _TINY)
+    return torch.where(mean > 0, (mean + root) / 2, below)
+
+
+def _search_mode(
+    log_slope: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, mean: Tensor, scale: Tensor
+) -> Tensor:
+    # Where the derivative of the logarithm, which falls, changes sign.
+    for _ in range(60):
+        middle = (low + high) / 2
+        rising = 2 * log_slope(middle) > (middle - mean) / scale.square()
+        low, high = torch.where(rising, middle, low), torch.where(rising, high, middle)
+    return (low + high) / 2
+
+
+_TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -60,6 +117,13 @@ class Cos(FourierActivation):
         >>> Cos()(torch.zeros(2))
         tensor([1., 1.])
     """
+
+    @property
+    def frequency(self) -> float:
+        return 2.0
+
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        return [(torch.ones_like(centre), 0.0), (centre.cos().abs(), 1.0)]
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.cos()
@@ -73,6 +137,13 @@ class Sin(FourierActivation):
         >>> Sin()(torch.zeros(2))
         tensor([0., 0.])
     """
+
+    @property
+    def frequency(self) -> float:
+        return 2.0
+
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        return [(torch.ones_like(centre), 0.0), (centre.sin().abs(), 1.0)]
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.sin()
@@ -118,6 +189,16 @@ class Snake(FourierActivation):
         if not (math.isfinite(self.a) and self.a > 0):
             raise ValueError(f"Snake: expected a finite a > 0, got a={self.a!r}.")
 
+    @property
+    def frequency(self) -> float:
+        return 4 * self.a
+
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        # The slope is between 0 and 2; the wave about the line has the amplitude 1 / 2a.
+        amplitude = 0.5 / self.a
+        line = centre + amplitude if self.offset else centre
+        return [(self(centre).abs(), 2.0), (line.abs() + amplitude, 1.0)]
+
     def __call__(self, z: Tensor) -> Tensor:
         if self.offset:
             return z + (self.a * z).sin().square() / self.a
@@ -132,6 +213,13 @@ class Identity(FourierActivation):
         >>> Identity()(torch.ones(1))
         tensor([1.])
     """
+
+    @property
+    def frequency(self) -> float:
+        return 0.0
+
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        return [(centre.abs(), 1.0)]
 
     def __call__(self, z: Tensor) -> Tensor:
         return z
@@ -161,6 +249,10 @@ class Exp(Activation):
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"Exp: expected a finite scale > 0, got scale={self.scale!r}.")
 
+    @property
+    def frequency(self) -> float:
+        return 2 * self.scale
+
     def __call__(self, z: Tensor) -> Tensor:
         return (self.scale * z).exp()
 
@@ -177,8 +269,19 @@ class Erf(GaussianActivation):
         tensor([0.])
     """
 
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        def above(m: Tensor) -> Tensor:
+            bound = _power_mode(1, m, scale)
+            return _search_mode(_erf_log_slope, torch.zeros_like(m), bound, m, scale)
+
+        return -above(-mean), above(mean)
+
     def __call__(self, z: Tensor) -> Tensor:
         return z.erf()
+
+
+def _erf_log_slope(z: Tensor) -> Tensor:
+    return 2 / math.sqrt(math.pi) * (-z.square()).exp() / z.erf()
 
 
 @dataclass(frozen=True)
@@ -189,6 +292,15 @@ class Step(GaussianActivation):
         >>> Step()(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([0., 0., 1.])
     """
+
+    kink: ClassVar[bool] = True
+
+    @property
+    def frequency(self) -> float:
+        return 0.0
+
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
+        return None, _power_mode(0, mean, scale)
 
     def __call__(self, z: Tensor) -> Tensor:
         return (z > 0).to(z.dtype)
@@ -206,7 +318,16 @@ class ReLU(GaussianActivation):
         tensor([0., 9.])
     """
 
+    kink: ClassVar[bool] = True
+
     power: int = 1
+
+    @property
+    def frequency(self) -> float:
+        return 0.0
+
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
+        return None, _power_mode(self.power, mean, scale)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.power, int) and self.power >= 1):
@@ -228,7 +349,16 @@ class LeakyReLU(GaussianActivation):
         tensor([-0.5000,  3.0000])
     """
 
+    kink: ClassVar[bool] = True
+
     negative_slope: float = 0.01
+
+    @property
+    def frequency(self) -> float:
+        return 0.0
+
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return -_power_mode(1, -mean, scale), _power_mode(1, mean, scale)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.negative_slope):
@@ -250,6 +380,22 @@ class GELU(GaussianActivation):
         tensor([0.8413])
     """
 
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        zero = torch.zeros_like(mean)
+        # Above zero the slope of log Φ is less than 1, below it only moves the mode up.
+        above = _power_mode(1, mean, scale) + 2 * scale.square()
+        below = -_power_mode(1, -mean, scale)
+        return (
+            _search_mode(_gelu_log_slope, below, zero, mean, scale),
+            _search_mode(_gelu_log_slope, zero, above, mean, scale),
+        )
+
     def __call__(self, z: Tensor) -> Tensor:
         # torch's gelu and ndtr vanish where z < -9; the tail of the normal law does not.
         return z * torch.special.erfc(z * -math.sqrt(0.5)) / 2
+
+
+def _gelu_log_slope(z: Tensor) -> Tensor:
+    # With the hazard rate of the normal law in scaled form, which does not underflow.
+    root = math.sqrt(0.5)
+    return 1 / z + math.sqrt(2 / math.pi) / torch.special.erfcx(-root * z)

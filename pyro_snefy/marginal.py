@@ -14,6 +14,9 @@ from .activations import Cis, Cos, Exp, Sin
 from .constraints import permuted
 from .kernels import Separable, kernel
 from .network import Network
+from .sampling import Line, cdf, icdf, line
+
+_EMPTY = Size()
 
 
 def check_dims(dims: Sequence[int], event_shape: Size) -> list[int]:
@@ -89,6 +92,62 @@ class Marginal(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         return self.joint.marginal_log_prob(sorted(self.dims), value[..., self._order])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self.joint.dtype
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether there are pathwise gradients."""
+        return self.joint.has_rsample
+
+    def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
+        """Draws events, exactly: all coordinates, and then the ones that are kept.
+
+        Arguments:
+            sample_shape: The shape of the sample.
+        """
+        return self.joint.sample(sample_shape)[..., self.dims]
+
+    def rsample(self, sample_shape: Any = _EMPTY) -> Tensor:
+        """Draws events with pathwise gradients.
+
+        Arguments:
+            sample_shape: The shape of the sample.
+        """
+        return self.joint.rsample(sample_shape)[..., self.dims]
+
+    def unfold(self) -> tuple["Marginal", list[Any]]:
+        """The law of latent coordinates, and the bases that map them to events, from inside."""
+        latent, maps = self.joint.unfold()
+        return Marginal(latent, self.dims), [base.marginal(self.dims) for base in maps]
+
+    def line(self) -> Line:
+        """The law of a single coordinate, prepared for its distribution function."""
+        if len(self.dims) > 1:
+            raise NotImplementedError(
+                "Expected one coordinate for a distribution function, got "
+                f"event_shape {tuple(self.event_shape)}; try marginal([k])."
+            )
+        return line(self.joint, self.dims[0])
+
+    def cdf(self, value: Tensor) -> Tensor:
+        r"""The distribution function, of a single coordinate.
+
+        Arguments:
+            value: Events, with shape :math:`(*, 1)`.
+        """
+        return cdf(self, value)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        r"""The quantiles, of a single coordinate.
+
+        Arguments:
+            value: Probabilities, with shape :math:`(*)`.
+        """
+        return icdf(self, value)
 
     def marginal(self, dims: Sequence[int]) -> Any:
         """The law of some of these coordinates, in the given order."""

@@ -62,6 +62,16 @@ class Network(NamedTuple):
         form: Form = Readout(matrix) if gram is None else Gram(matrix)
         return cls(activation, base, weight, bias, form)
 
+    def take(self, member: Tensor) -> "Network":
+        """Some members of a flat batch; what they all share has no batch dimension, and stays."""
+        return Network(
+            self.activation,
+            self.base.take(member),
+            self.weight if self.weight.dim() == 2 else self.weight[member],
+            self.bias if self.bias.dim() == 1 else self.bias[member],
+            self.form if self.form.matrix.dim() == 2 else type(self.form)(self.form.matrix[member]),
+        )
+
     def real(self) -> "Network":
         """The same network without the complex exponential, as cosines of twice the number."""
         if not isinstance(self.activation, Cis):

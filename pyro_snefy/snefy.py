@@ -12,16 +12,28 @@ from torch.distributions import constraints
 
 from .activations import Activation, Cis, Cos
 from .bases import Base, Discrete, Gaussian
-from .forms import Features, Gram
+from .bases.bounded import Pushforward
+from .forms import Features, Gram, Readout
 from .kernels.registry import check_closed_form
 from .linalg import broadcast_shapes, rows_matmul
 from .marginal import Marginal, check_dims, closed_marginal
 from .missing import PartiallyObserved
 from .moments import moments
 from .network import Network
+from .sampling import (
+    Line,
+    acceptance_rate,
+    cdf,
+    icdf,
+    is_reparameterizable,
+    line,
+    pathwise,
+    sample,
+)
 from .validation import check_normalizer, check_shapes, check_types, check_values
 
 _PARAMETERS = ("weight", "bias", "readout", "gram")
+_EMPTY = Size()
 
 
 class SNEFY(TorchDistribution):
@@ -165,6 +177,40 @@ class SNEFY(TorchDistribution):
             return broadcast_shapes(*batches), shapes["weight"][-1:]
         return broadcast_shapes(*batches, base.batch_shape), base.event_shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self.weight.dtype
+
+    def tensors(self) -> list[Tensor]:
+        """The parameters and the tensors of the base."""
+        own = [value for value in self._arguments.values() if value is not None]
+        return own + [value for _, value in self.base.tensors()]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> "SNEFY":
+        """The same family made of other tensors, in the order of :meth:`tensors`."""
+        every = iter(tensors)
+        arguments = {
+            name: None if value is None else next(every) for name, value in self._arguments.items()
+        }
+        return self._replace(arguments, self.base.map(lambda _: next(every)))
+
+    def with_base(self, base: Base) -> "SNEFY":
+        """The same network over another base."""
+        return self._replace(self._arguments, base)
+
+    def _replace(self, arguments: dict[str, Any], base: Base) -> "SNEFY":
+        new = SNEFY(activation=self.activation, base=base, validate_args=False, **arguments)
+        new._validate_args = self._validate_args
+        return new.expand(self.batch_shape)
+
+    @classmethod
+    def from_network(cls, network: Network) -> "SNEFY":
+        """The family of a network, without checks."""
+        activation, base, weight, bias, form = network
+        matrix = {"readout" if isinstance(form, Readout) else "gram": form.matrix}
+        return cls(weight, bias, activation=activation, base=base, validate_args=False, **matrix)
+
     def _network(self, dtype: torch.dtype) -> Network:
         return Network.build(
             self.activation, self.base, self.weight, self.bias, self.readout, self.gram, dtype
@@ -227,6 +273,82 @@ class SNEFY(TorchDistribution):
         valid = inside & (log_normalizer > -torch.inf)
         log_prob = torch.where(valid, log_prob, -torch.inf).to(value.dtype)
         return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes."""
+        return is_reparameterizable(self.base)
+
+    @property
+    def acceptance_rate(self) -> Tensor:
+        r"""The share of proposals that :meth:`sample` accepts, in closed form.
+
+        .. math:: \frac{Z}{\sum_i D_i K_{ii}}, \quad D \succeq V^\top V,
+
+        for proposals from single neurons, and that of pairs of neurons for ``Exp``. It is one
+        where nothing is ever rejected. Where it is very small, the sampler works without proposals
+        if it can.
+        """
+        return acceptance_rate(self)
+
+    def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
+        r"""Draws events, exactly.
+
+        Proposals come from a mixture of single neurons, or pairs of them, whose envelope is proved
+        to be above the density. Where hardly any would be accepted, coordinates are drawn one
+        after the other, by inversion of their conditional distribution functions.
+
+        Arguments:
+            sample_shape: The shape of the sample.
+        """
+        return sample(self, Size(sample_shape))
+
+    def rsample(self, sample_shape: Any = _EMPTY) -> Tensor:
+        """Draws events with pathwise gradients, where ``has_rsample`` is true.
+
+        Arguments:
+            sample_shape: The shape of the sample.
+        """
+        if not self.has_rsample:
+            raise NotImplementedError(f"There are no pathwise gradients on {self.base}.")
+        return pathwise(self, self.sample(sample_shape))
+
+    def unfold(self) -> tuple["SNEFY", list[Pushforward]]:
+        """The law of latent coordinates, and the bases that map them to events, from inside."""
+        base = self.base
+        maps: list[Pushforward] = []
+        while isinstance(base, Pushforward):
+            maps.insert(0, base)
+            base = base.latent(self.weight)
+        return self.with_base(base) if maps else self, maps
+
+    def line(self) -> Line:
+        """The law of a single coordinate, prepared for its distribution function."""
+        if self.event_shape.numel() != 1:
+            raise NotImplementedError(
+                "Expected an event with one coordinate for a distribution function, got "
+                f"event_shape {tuple(self.event_shape)}; try marginal([k])."
+            )
+        return line(self)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        r"""The distribution function of an event with one coordinate.
+
+        It is a quadrature of the density, whose terms are all positive: digits are right far into
+        the lower tail.
+
+        Arguments:
+            value: Events, with shape :math:`(*, \text{event})`.
+        """
+        return cdf(self, value)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        r"""The quantiles of an event with one coordinate.
+
+        Arguments:
+            value: Probabilities, with shape :math:`(*)`.
+        """
+        return icdf(self, value)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
         r"""The law of the other coordinates, in their order, given the values of some.

@@ -1,5 +1,6 @@
 """Activations and bases from outside the package, with closed forms of their own."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -52,8 +53,7 @@ from pyro_snefy.kernels import (
 @pytest.fixture(autouse=True)
 def _clean_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets what a test registers."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    monkeypatch.setattr(registry, "_FOUND", {})
+    monkeypatch.setattr(registry, "_REGISTRY", copy.deepcopy(registry._REGISTRY))
 
 
 # What a user might bring along ------------------------------------------------------------------

@@ -9,6 +9,7 @@ __all__ = [
     "check_dimension",
     "check_parts",
     "cutoff_exp",
+    "flatten_batch",
 ]
 
 import copy
@@ -20,7 +21,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from ..activations import Activation, Exp
-from ..linalg import broadcast_shapes
+from ..linalg import broadcast_shapes, rows_matmul
+from ..rejection import rejection
 
 Self = TypeVar("Self", bound="Base")
 Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -33,6 +35,20 @@ _CUTOFF = -100.0
 def cutoff_exp(x: Tensor) -> Tensor:
     r"""Returns :math:`e^x`, or another negligible number where it is negligible beside one."""
     return x.clamp(min=_CUTOFF).exp()
+
+
+def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
+    r"""A tensor with its batch dimensions in one, or in none if there is one member only.
+
+    Arguments:
+        x: The tensor, with batch dimensions that broadcast to the batch shape.
+        rank: The number of its other dimensions.
+        batch_shape: The batch shape.
+    """
+    own, event = x.shape[: x.dim() - rank], x.shape[x.dim() - rank :]
+    if own.numel() == 1:
+        return x.reshape(event)
+    return x.expand(batch_shape + event).reshape((-1, *event))
 
 
 def check_dimension(base: object, d: int, least: int) -> None:
@@ -91,6 +107,7 @@ class Base:
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
+    tensor_ranks: ClassVar[dict[str, int]] = {}  # dimensions besides those of the batch
     is_discrete: ClassVar[bool] = False  # densities are with respect to counting measure
 
     def __init__(
@@ -156,9 +173,41 @@ class Base:
             setattr(new, name, function(value))
         return new
 
+    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        """The same base with the batch dimensions of its tensors changed.
+
+        Arguments:
+            function: A function of a tensor and the number of its dimensions, from the right,
+                that are no batch dimensions.
+        """
+        new = copy.copy(self)
+        batches = []
+        for name, value in self.tensors():
+            rank = self._rank(name)
+            value = function(value, rank)
+            setattr(new, name, value)
+            batches.append(value.shape[: value.dim() - rank])
+        new.batch_shape = broadcast_shapes(Size(), *batches)
+        return new
+
+    def _rank(self, name: str) -> int:
+        return self.tensor_ranks[name]
+
+    def flatten(self: Self, batch_shape: Size) -> Self:
+        """The bases of a batch in one batch dimension, or in none if all are the same."""
+        return self.map_batches(lambda x, rank: flatten_batch(x, rank, batch_shape))
+
+    def take(self: Self, index: Tensor) -> Self:
+        """Some bases of a flat batch, or the same if there is no batch dimension."""
+        return self.map_batches(lambda x, rank: x[index] if x.dim() > rank else x)
+
     def statistic(self, x: Tensor) -> Tensor:
         r"""The statistic :math:`t(x)`, with shape :math:`(*, D)`."""
         return x if self.event_dim else x.unsqueeze(-1)
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Events of another dtype, which are in the support still."""
+        return x.to(dtype)
 
     def example(self, like: Tensor) -> Tensor:
         """A point of the support, with the dtype and device of a tensor."""
@@ -283,6 +332,55 @@ class FourierBase(Base):
             torch.where(observed, log_density, 0.0),
         )
 
+    def sample_square(self, weight: Tensor) -> Tensor:
+        r"""Draws from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.
+
+        Arguments:
+            weight: The weights of the draws, with shape :math:`(N, D)`. The base has no batch
+                dimension, or one of length :math:`N`.
+
+        Returns:
+            Events, with shape :math:`(N, \text{event})`.
+        """
+        raise NotImplementedError(f"{self} has no sampler.")
+
+    def sample_quadratic(self, weight: Tensor, c0: Tensor, c1: Tensor, c2: Tensor) -> Tensor:
+        r"""Draws from the law :math:`\propto (c_0 + c_1 v + c_2 v^2) \, \mu(dx)`.
+
+        Here :math:`v = w \cdot \tilde{t}(x)`, and the polynomial is not negative. Proposals come
+        from :math:`\mu` and :math:`v^2 \mu`; at least half of them are accepted.
+
+        Arguments:
+            weight: The weights, with shape :math:`(N, D)`.
+            c0: The first coefficients, with shape :math:`(N,)`.
+            c1: The second coefficients, with shape :math:`(N,)`.
+            c2: The third coefficients, with shape :math:`(N,)`.
+        """
+        base: Any = self
+        mean = base.mean(weight)
+        spread = base.covariance(weight)
+        square = (rows_matmul(weight, spread) * weight).sum(-1)  # E[v^2]
+        root = square.sqrt()
+        a0 = c0 + c1.abs() * root / 2
+        a2 = torch.where(square > 0, c2 + c1.abs() / (2 * root), 0.0)
+        a2 = torch.where(a2.isfinite(), a2, 0.0)
+
+        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
+            w, constant, slope = weight[rows], a0[rows], a2[rows]
+            tilted = torch.rand_like(constant) * (constant + slope * square[rows]) > constant
+            x = w.new_empty((len(rows), *base.event_shape))
+            (plain,), (bent,) = (~tilted).nonzero(as_tuple=True), tilted.nonzero(as_tuple=True)
+            if len(plain):
+                x[plain] = base.take(rows[plain]).sample_member(torch.zeros_like(w[plain]))
+            if len(bent):
+                x[bent] = base.take(rows[bent]).sample_square(w[bent])
+            centre = mean[rows] if mean.dim() > 1 else mean
+            v = (w * (base.take(rows).statistic(x) - centre)).sum(-1)
+            target = c0[rows] + v * (c1[rows] + v * c2[rows])
+            return x, torch.rand_like(v) * (constant + slope * v.square()) <= target
+
+        return rejection(propose, len(weight), weight.device)
+
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         n = omega.shape[-2]
         real, imag = self.characteristic(omega.flatten(-3, -2))
@@ -331,6 +429,18 @@ class LaplaceBase(Base):
         pairs = (weight.unsqueeze(-2) + weight.unsqueeze(-3)).flatten(-3, -2)
         joint = self.log_partition(pairs).unflatten(-1, (n, n))
         return scale, joint - scale.unsqueeze(-1) - scale.unsqueeze(-2)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        r"""Draws from the member :math:`\propto e^{\eta \cdot t(x)} \mu(dx)` of the family.
+
+        Arguments:
+            eta: The natural parameters of the draws, with shape :math:`(N, D)`. The base has no
+                batch dimension, or one of length :math:`N`.
+
+        Returns:
+            Events, with shape :math:`(N, \text{event})`.
+        """
+        raise NotImplementedError(f"{self} has no sampler.")
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         r"""Mean and covariance of :math:`x` under the member :math:`\propto e^{\eta \cdot t} \mu`.

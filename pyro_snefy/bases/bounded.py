@@ -1,7 +1,8 @@
 r"""Bases on cubes and boxes."""
 
-__all__ = ["Pushforward", "UniformBox", "UniformCube"]
+__all__ = ["Pushforward", "UniformBox", "UniformCube", "normal_cdf"]
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from torch.distributions import constraints
 
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
 from ..linalg import broadcast_shapes
+from ..rejection import choose
 from .base import FourierBase, LaplaceBase, Pairs, Partial, check_dimension
 from .gaussian import Gaussian
 
@@ -32,6 +34,8 @@ class UniformBox(FourierBase, LaplaceBase):
         "low": constraints.real,
         "high": constraints.real,
     }
+
+    tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
@@ -104,6 +108,43 @@ class UniformBox(FourierBase, LaplaceBase):
         mean = self.mean(eta).unsqueeze(-2)
         return (eta * mean + log_hyp0f1(1.5, (eta * self._half()).square())).sum(-1)
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        # Each coordinate is a truncated exponential variable, from the end where it is largest.
+        length = self.high - self.low
+        steep = eta.abs() * length
+        uniform = torch.rand_like(eta)
+        flat = steep < 1e-8
+        safe = torch.where(flat, 1.0, steep)
+        depth = torch.where(flat, uniform, -torch.log1p(uniform * torch.expm1(-safe)) / safe)
+        return torch.where(eta > 0, self.high - length * depth, self.low + length * depth)
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # Averaged over the signs of all terms of v = Σ_k v_k, the square is Σ_k v_k^2: magnitudes
+        # are uniform but for one, and signs follow one after the other.
+        half = self._half().squeeze(-2)
+        scale = (weight * half).abs()  # (N, d)
+        size = torch.rand_like(scale)
+        one = torch.nn.functional.one_hot(choose(2 * scale.log()), scale.shape[-1]).bool()
+        size = torch.where(one, size.pow(1 / 3), size)
+        square = (scale * size).square()
+        rest = square.sum(-1)
+        total = torch.zeros_like(rest)
+        signs = []
+        for step, own in zip((scale * size).unbind(-1), square.unbind(-1), strict=True):
+            rest = rest - own
+            up, down = (total + step).square() + rest, (total - step).square() + rest
+            sign = torch.where(torch.rand_like(up) * (up + down) < up, 1.0, -1.0)
+            total = total + sign * step
+            signs.append(sign)
+        sign = torch.stack(signs, dim=-1) * torch.where(weight < 0, -1.0, 1.0)
+        return self.mean(weight) + half * size * sign
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    r"""The standard normal distribution function, far into the lower tail."""
+    # torch's ndtr is zero below -9, even in float64.
+    return torch.special.erfc(x * -math.sqrt(0.5)) / 2
+
 
 def _product(x: Tensor) -> Tensor:
     # The gradients of torch's prod and cumprod look for zeros, and wait for the device to do so.
@@ -137,6 +178,20 @@ class Pushforward(FourierBase, LaplaceBase):
     def latent(self, like: Tensor) -> Any:
         r"""The law of :math:`t(x)`, with the dtype and device of a tensor."""
         raise NotImplementedError
+
+    def event(self, latent: Tensor) -> Tensor:
+        """Events, from events of the latent base."""
+        raise NotImplementedError
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        """The events of the latent base, where they are functions of these."""
+        raise NotImplementedError(f"{self} has no coordinates of its own.")
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return self.event(self.latent(eta).sample_member(eta))
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        return self.event(self.latent(weight).sample_square(weight))
 
     def mass(self, like: Tensor) -> Tensor:
         return self.latent(like).mass(like)
@@ -207,6 +262,12 @@ class UniformCube(Pushforward):
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         statistic = torch.where(observed, self.statistic(x), 0.0)
         return Partial(self, statistic, ~observed, x.new_zeros(x.shape[:-1]))
+
+    def event(self, latent: Tensor) -> Tensor:
+        return normal_cdf(latent)
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return self.statistic(x)
 
     def latent(self, like: Tensor) -> Gaussian:
         zeros = like.new_zeros(self.event_shape)

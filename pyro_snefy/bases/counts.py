@@ -10,12 +10,25 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..constraints import finite_set
+from ..rejection import choose
 from .base import FourierBase, LaplaceBase
 
 
 def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
     modulus = log_modulus.exp()
     return modulus * phase.cos(), modulus * phase.sin()
+
+
+def _sample_square(base: Any, bound: Tensor, weight: Tensor) -> Tensor:
+    # Counts beyond the bound have less mass than any random number resolves.
+    counts = torch.arange(int(bound.max()) + 1, dtype=weight.dtype, device=weight.device)
+    base = base.map_batches(lambda x, rank: x.unsqueeze(-1))
+    masses = base.log_density(counts).exp() * (counts - base.mean(counts).squeeze(-1)).square()
+    total = masses.cumsum(-1)  # (X,) or (N, X)
+    uniform = torch.rand_like(weight)  # (N, 1)
+    if total.dim() == 1:
+        return counts[torch.searchsorted(total, uniform.squeeze(-1) * total[-1])]
+    return counts[torch.searchsorted(total, uniform * total[:, -1:]).squeeze(-1)]
 
 
 class Poisson(FourierBase, LaplaceBase):
@@ -31,6 +44,7 @@ class Poisson(FourierBase, LaplaceBase):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive}
+    tensor_ranks: ClassVar[dict[str, int]] = {"rate": 0}
     is_discrete = True
 
     def __init__(self, rate: Tensor, *, validate_args: bool | None = None) -> None:
@@ -64,6 +78,12 @@ class Poisson(FourierBase, LaplaceBase):
     def log_partition(self, eta: Tensor) -> Tensor:
         return self.rate.unsqueeze(-1) * eta.squeeze(-1).expm1()
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return torch.poisson(self.rate * eta.squeeze(-1).exp())
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        return _sample_square(self, self.rate + 15 * self.rate.sqrt() + 60, weight)
+
 
 class Geometric(FourierBase, LaplaceBase):
     r"""The geometric law, of masses :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`.
@@ -80,6 +100,7 @@ class Geometric(FourierBase, LaplaceBase):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"probs": constraints.unit_interval}
+    tensor_ranks: ClassVar[dict[str, int]] = {"probs": 0}
     is_discrete = True
 
     def __init__(self, probs: Tensor, *, validate_args: bool | None = None) -> None:
@@ -135,6 +156,14 @@ class Geometric(FourierBase, LaplaceBase):
         exponent = eta.squeeze(-1) + torch.log1p(-probs)
         return probs.log() - (-exponent.expm1()).log()
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        # The integer part of an exponential variable.
+        rate = -torch.log1p(-self.probs) - eta.squeeze(-1)
+        return (torch.empty_like(rate).exponential_() / rate).floor()
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        return _sample_square(self, -60 / torch.log1p(-self.probs) + 60, weight)
+
 
 class Discrete(FourierBase, LaplaceBase):
     r"""Masses on a finite set of points, with :math:`t(x) = x`.
@@ -156,6 +185,7 @@ class Discrete(FourierBase, LaplaceBase):
         "points": constraints.real,
         "masses": constraints.positive,
     }
+    tensor_ranks: ClassVar[dict[str, int]] = {"masses": 1}
     is_discrete = True
 
     def __init__(
@@ -173,6 +203,9 @@ class Discrete(FourierBase, LaplaceBase):
     @property
     def support(self) -> Any:
         return finite_set(self.points, self.event_dim)
+
+    def _rank(self, name: str) -> int:
+        return self.points.dim() if name == "points" else super()._rank(name)
 
     @property
     def vectors(self) -> Tensor:
@@ -215,6 +248,14 @@ class Discrete(FourierBase, LaplaceBase):
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return (eta @ self.vectors.mT + self.masses.log().unsqueeze(-2)).logsumexp(-1)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return self.points[choose(eta @ self.vectors.mT + self.masses.log())]
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        centred = self._centred(weight)
+        linear = (weight.unsqueeze(-2) * centred).sum(-1)  # (N, K)
+        return self.points[choose(linear.square().log() + self.masses.log())]
 
 
 class PointMass(Discrete):

@@ -64,6 +64,11 @@ class NormalFamily(LaplaceBase):
         linear, quadratic = eta.chunk(2, dim=-1)
         return -linear / (2 * quadratic), torch.diag_embed(-0.5 / quadratic)
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        linear, quadratic = eta.chunk(2, dim=-1)
+        variance = -0.5 / quadratic
+        return linear * variance + variance.sqrt() * torch.randn_like(linear)
+
     def __repr__(self) -> str:
         return f"NormalFamily({self.event_shape[0]})"
 
@@ -107,6 +112,13 @@ class GammaFamily(LaplaceBase):
         shape, rate = eta.split(1, dim=-1)
         mean = (shape + 1) / rate
         return mean, (mean / rate).unsqueeze(-1)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        shape, rate = eta.unbind(-1)
+        return torch.distributions.Gamma(shape + 1, rate, validate_args=False).sample()
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.to(dtype).clamp(min=torch.finfo(dtype).tiny)
 
     def __repr__(self) -> str:
         return "GammaFamily()"
@@ -158,6 +170,9 @@ class DirichletFamily(LaplaceBase):
         spread = torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         return mean, spread / (total + 1).unsqueeze(-1)
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return torch.distributions.Dirichlet(eta + 1, validate_args=False).sample()
+
     def __repr__(self) -> str:
         return f"DirichletFamily({self.event_shape[0]})"
 
@@ -186,6 +201,9 @@ class PoissonFamily(LaplaceBase):
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return eta.squeeze(-1).exp()
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return torch.poisson(eta.squeeze(-1).exp())
 
     def __repr__(self) -> str:
         return "PoissonFamily()"

@@ -72,6 +72,9 @@ class Gaussian(FourierBase, LaplaceBase):
         batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
 
+    def _rank(self, name: str) -> int:
+        return 2 if name == "scale_tril" else self.event_dim
+
     @property
     def support(self) -> Any:
         return constraints.real_vector if self.event_dim else constraints.real
@@ -134,6 +137,44 @@ class Gaussian(FourierBase, LaplaceBase):
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         mean = self.mean(eta).unsqueeze(-2) + self._times_covariance(eta)
         return mean, self.covariance(eta).unsqueeze(-3).expand(mean.shape + mean.shape[-1:])
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        noise = torch.randn_like(eta)
+        return self._event(noise + self._white_rows(eta), eta)
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # Along the weight, u^2 is chi-squared with three degrees of freedom.
+        sign = torch.randint_like(weight[:, :1], 2) * 2 - 1
+        along = sign * torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device).norm(
+            dim=-1, keepdim=True
+        )
+        return self.sample_along(weight, along.squeeze(-1))
+
+    def sample_along(self, weight: Tensor, along: Tensor) -> Tensor:
+        r"""Draws events given :math:`w \cdot (x - m)`.
+
+        Arguments:
+            weight: The weights, with shape :math:`(N, D)`.
+            along: The given values, in standard deviations, with shape :math:`(N,)`.
+        """
+        white = self._white_rows(weight)
+        norm = white.norm(dim=-1, keepdim=True)
+        unit = white / torch.where(norm > 0, norm, 1.0)
+        noise = torch.randn_like(weight)
+        noise = noise + unit * (along.unsqueeze(-1) - (noise * unit).sum(-1, keepdim=True))
+        return self._event(noise, weight)
+
+    def _white_rows(self, rows: Tensor) -> Tensor:
+        return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
+
+    def _event(self, noise: Tensor, like: Tensor) -> Tensor:
+        # The event m + L e, of standard normal noise e with shape (N, D).
+        if self.scale_tril is not None:
+            offset = rows_matmul(noise, self.scale_tril.mT)
+        else:
+            offset = noise * self._vector_scale()
+        x = self.mean(like) + offset
+        return x if self.event_dim else x.squeeze(-1)
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
         if self.scale_tril is None:

@@ -12,6 +12,7 @@ from torch.distributions import constraints
 from ..activations import Activation
 from ..constraints import intersection, intervals, union
 from ..linalg import broadcast_shapes
+from ..rejection import choose
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 from .bounded import UniformBox
 from .gaussian import Gaussian
@@ -43,6 +44,47 @@ class MixtureBase(FourierBase, LaplaceBase):
             The results, with the components in the dimension left of the last ``rank`` ones.
         """
         raise NotImplementedError
+
+    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        r"""Draws from a component for each row.
+
+        Arguments:
+            component: The components, with shape :math:`(N,)`. The mixture has no batch dimension,
+                or one of length :math:`N`.
+            draw: A function of a base and the indices of :math:`R` rows, which returns events with
+                shape :math:`(R, \text{event})`. The base has no batch dimension, or one of length
+                :math:`R`.
+
+        Returns:
+            The events, with shape :math:`(N, \text{event})`.
+        """
+        raise NotImplementedError
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        (values,) = self.evaluate(
+            lambda base, x: (base.log_partition(x),), eta.unsqueeze(-2), rank=1
+        )
+        component = choose(self.log_weights() + values.squeeze(-1))
+        return self.scatter(component, lambda base, rows: base.sample_member(eta[rows]))
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # Seen from the mean of a component, v is its own and a constant.
+        like = weight.unsqueeze(-2)
+        (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
+        _, offsets = self._centres(like)
+        shift = (offsets * like).sum(-1)  # (N, K)
+        spread = (within @ like.mT.unsqueeze(-3)).squeeze(-1)  # (N, K, D)
+        second = shift.square() + (spread * like).sum(-1)
+        component = choose(self._masses(like).log() + second.log())
+        shift = shift.gather(-1, component.unsqueeze(-1)).squeeze(-1)
+
+        def draw(base: Any, rows: Tensor) -> Tensor:
+            c1 = 2 * shift[rows]
+            return base.sample_quadratic(
+                weight[rows], shift[rows].square(), c1, torch.ones_like(c1)
+            )
+
+        return self.scatter(component, draw)
 
     def _masses(self, like: Tensor) -> Tensor:
         (mass,) = self.evaluate(lambda base, x: (base.mass(x),), like, rank=0)
@@ -125,6 +167,18 @@ class MixtureBase(FourierBase, LaplaceBase):
         return mean, (shares.unsqueeze(-1) * spreads).sum(-4)
 
 
+def _scatter_batched(
+    components: Base, component: Tensor, draw: Callable[[Any, Tensor], Tensor]
+) -> Tensor:
+    rows = torch.arange(len(component), device=component.device)
+
+    def pick(x: Tensor, rank: int) -> Tensor:
+        index = component.clamp(max=x.shape[-1 - rank] - 1)  # a dimension of one is that of all
+        return x[index] if x.dim() == rank + 1 else x[rows, index]
+
+    return draw(components.map_batches(pick), rows)
+
+
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left.unsqueeze(-1) * right.unsqueeze(-2)
 
@@ -164,6 +218,7 @@ class GaussianMixture(MixtureBase):
         "loc": constraints.real,
         "scale": constraints.positive,
     }
+    tensor_ranks: ClassVar[dict[str, int]] = {"logits": 1, "loc": 2, "scale": 2}
 
     def __init__(
         self, logits: Tensor, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
@@ -195,6 +250,9 @@ class GaussianMixture(MixtureBase):
 
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         return _evaluate_batched(function, self.gaussians, argument)
+
+    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        return _scatter_batched(self.gaussians, component, draw)
 
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
         loc, scale = torch.broadcast_tensors(self.loc, self.scale)
@@ -247,6 +305,7 @@ class Interval(MixtureBase):
         "low": constraints.real,
         "high": constraints.real,
     }
+    tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
@@ -288,6 +347,9 @@ class Interval(MixtureBase):
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         return _evaluate_batched(function, self.boxes, argument)
 
+    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        return _scatter_batched(self.boxes, component, draw).squeeze(-1)
+
     def example(self, like: Tensor) -> Tensor:
         return self.low[..., 0]
 
@@ -312,6 +374,7 @@ class Mixture(MixtureBase):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {"logits": constraints.real}
+    tensor_ranks: ClassVar[dict[str, int]] = {"logits": 1}
 
     def __init__(
         self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
@@ -350,6 +413,19 @@ class Mixture(MixtureBase):
         assert isinstance(self, Mixture)
         bases = [base.map(function) for base in self.bases]
         return type(self)(function(self.logits), bases, validate_args=False)
+
+    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        assert isinstance(self, Mixture)
+        bases = [base.map_batches(function) for base in self.bases]
+        return type(self)(function(self.logits, 1), bases, validate_args=False)
+
+    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        out = self.logits.new_empty((len(component), *self.event_shape))
+        for k, base in enumerate(self.bases):
+            (rows,) = (component == k).nonzero(as_tuple=True)
+            if len(rows):
+                out[rows] = draw(base.take(rows), rows)
+        return out
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)

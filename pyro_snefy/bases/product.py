@@ -10,7 +10,7 @@ from torch import Size, Tensor
 
 from ..activations import Activation
 from ..constraints import product
-from ..linalg import broadcast_shapes
+from ..linalg import broadcast_shapes, rows_matmul
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 
 Self = TypeVar("Self", bound="Base")
@@ -72,6 +72,38 @@ class Product(FourierBase, LaplaceBase):
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Product)
         return type(self)([base.map(function) for base in self.bases])
+
+    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        assert isinstance(self, Product)
+        return type(self)([base.map_batches(function) for base in self.bases])
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self._join([base.cast(piece, dtype) for base, piece in self._pieces(x)])
+
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        pairs = zip(self.bases, pieces, strict=True)
+        return torch.cat([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs], dim=-1)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return self._join([base.sample_member(rows) for base, rows in self._blocks(eta)])
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # One factor after the other, those to come integrated out.
+        blocks = self._blocks(weight)
+        spreads = [
+            (rows_matmul(rows, base.covariance(rows)) * rows).sum(-1) for base, rows in blocks
+        ]
+        rest = torch.stack(spreads).sum(0)
+        total = torch.zeros_like(rest)
+        pieces = []
+        for (base, rows), spread in zip(blocks, spreads, strict=True):
+            rest = (rest - spread).clamp(min=0)
+            x = base.sample_quadratic(
+                rows, total.square() + rest, 2 * total, torch.ones_like(total)
+            )
+            total = total + (rows * (base.statistic(x) - base.mean(rows))).sum(-1)
+            pieces.append(x)
+        return self._join(pieces)
 
     def example(self, like: Tensor) -> Tensor:
         points = [(base.example(like), base.event_dim) for base in self.bases]

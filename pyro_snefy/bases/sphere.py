@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import constraints
+from torch.distributions import Beta, constraints
 
 from ..constraints import unit_sphere
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..rejection import rejection
 from .base import Base, FourierBase, LaplaceBase, check_dimension
 from .bounded import Pushforward
 
@@ -62,8 +63,56 @@ class UniformSphere(FourierBase, LaplaceBase):
     def log_partition(self, eta: Tensor) -> Tensor:
         return log_hyp0f1(self.num_statistics / 2, eta.square().sum(-1))
 
+    def sample_member(self, eta: Tensor) -> Tensor:
+        # The algorithm of Wood (1994) for the cosine of a von Mises-Fisher law.
+        other = self.num_statistics - 1
+        kappa = eta.norm(dim=-1)
+        b = other / (2 * kappa + (4 * kappa.square() + other**2).sqrt())
+        x0 = (1 - b) / (1 + b)
+        # 1 - x0^2, without cancellation where the law is narrow
+        c = kappa * x0 + other * (4 * b / (1 + b).square()).log()
+        beta = Beta(*(eta.new_tensor(other / 2),) * 2, validate_args=False)
+
+        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
+            z, narrow = beta.sample(rows.shape), b[rows]
+            cosine = (1 - (1 + narrow) * z) / (1 - (1 - narrow) * z)
+            log_ratio = kappa[rows] * cosine + other * torch.log1p(-x0[rows] * cosine) - c[rows]
+            return cosine, log_ratio >= torch.rand_like(cosine).log()
+
+        return _around(eta, rejection(propose, len(eta), eta.device))
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        sign = torch.randint_like(weight[:, 0], 2) * 2 - 1
+        return self.sample_power(weight, 2, sign)
+
+    def sample_power(self, weight: Tensor, power: int, sign: Tensor) -> Tensor:
+        r"""Draws from the law :math:`\propto |w \cdot x|^p`, on one side of the equator.
+
+        Arguments:
+            weight: The weights, with shape :math:`(N, d)`.
+            power: The power :math:`p`.
+            sign: The sign of :math:`w \cdot x`, with shape :math:`(N,)`.
+        """
+        first, second = (power + 1) / 2, (self.num_statistics - 1) / 2
+        square = Beta(weight.new_tensor(first), weight.new_tensor(second), validate_args=False)
+        return _around(weight, sign * square.sample(sign.shape).sqrt())
+
     def __repr__(self) -> str:
         return f"UniformSphere({self.num_statistics})"
+
+
+def _around(axis: Tensor, cosine: Tensor) -> Tensor:
+    # Points of the sphere with a given cosine to an axis, uniform around it.
+    norm = axis.norm(dim=-1, keepdim=True)
+    pole = torch.zeros_like(axis)
+    pole[..., 0] = 1.0
+    axis = torch.where(norm > 0, axis / torch.where(norm > 0, norm, 1.0), pole)
+    noise = torch.randn_like(axis)
+    across = noise - axis * (noise * axis).sum(-1, keepdim=True)
+    across = torch.nn.functional.normalize(across, dim=-1, eps=torch.finfo(axis.dtype).tiny)
+    cosine = cosine.unsqueeze(-1)
+    sine = (1 - cosine.square()).clamp(min=0).sqrt()
+    return cosine * axis + sine * across
 
 
 class ProjectedGaussian(Pushforward):
@@ -97,6 +146,10 @@ class ProjectedGaussian(Pushforward):
 
     def parts(self) -> tuple[Base, ...]:
         return (UniformSphere(self.num_statistics),)
+
+    def event(self, latent: Tensor) -> Tensor:
+        # The radius is independent of the direction.
+        return latent * torch.randn_like(latent).norm(dim=-1, keepdim=True)
 
     def latent(self, like: Tensor) -> UniformSphere:
         return UniformSphere(self.num_statistics)

@@ -82,7 +82,16 @@ class Standardized(Pushforward):
         base = self.base.map(function)
         return type(self)(base, function(self.loc), function(self.scale), validate_args=False)
 
-    def standardize(self, x: Tensor) -> Tensor:
+    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
+        assert isinstance(self, Standardized)
+        base, rank = self.base.map_batches(function), self.event_dim
+        loc, scale = function(self.loc, rank), function(self.scale, rank)
+        return type(self)(base, loc, scale, validate_args=False)
+
+    def event(self, latent: Tensor) -> Tensor:
+        return self.loc + self.scale * latent
+
+    def to_latent(self, x: Tensor) -> Tensor:
         r"""The event :math:`(x - l) / s` of the given base."""
         return (x - self.loc) / self.scale
 
@@ -90,12 +99,12 @@ class Standardized(Pushforward):
         return self.loc
 
     def statistic(self, x: Tensor) -> Tensor:
-        return self.base.statistic(self.standardize(x))
+        return self.base.statistic(self.to_latent(x))
 
     def log_density(self, x: Tensor) -> Tensor:
         log_scale = self.scale.log()
         volume = log_scale.sum(-1) if self.event_dim else log_scale
-        return self.base.log_density(self.standardize(x)) - volume
+        return self.base.log_density(self.to_latent(x)) - volume
 
     def columns(self, dims: Sequence[int]) -> list[int]:
         return self.base.columns(dims)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..activations import Activation
 from ..bases.base import Base
+from ..dispatch import Dispatcher
 from .kernel import Kernel
 
 KernelFunction = Callable[[Any, Any, Tensor], Kernel]
@@ -20,8 +21,7 @@ class _Entry(NamedTuple):
     bias: bool
 
 
-_REGISTRY: dict[tuple[type, type], _Entry] = {}
-_FOUND: dict[tuple[type, type], _Entry | None] = {}
+_REGISTRY: Dispatcher[_Entry] = Dispatcher()
 
 
 def register_kernel(
@@ -65,27 +65,10 @@ def register_kernel(
             )
 
     def decorator(function: Function) -> Function:
-        _REGISTRY[activation, base] = _Entry(function, bias)
-        _FOUND.clear()  # what is most specific may have changed
+        _REGISTRY.add(activation, base, _Entry(function, bias))
         return function
 
     return decorator
-
-
-def _find(activation: type, base: type) -> _Entry | None:
-    key = activation, base
-    if key not in _FOUND:
-        _FOUND[key] = _search(activation, base)
-    return _FOUND[key]
-
-
-def _search(activation: type, base: type) -> _Entry | None:
-    distances = {
-        (activation.__mro__.index(a), base.__mro__.index(b)): entry
-        for (a, b), entry in _REGISTRY.items()
-        if issubclass(activation, a) and issubclass(base, b)
-    }
-    return distances[min(distances)] if distances else None
 
 
 def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
@@ -96,7 +79,7 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         base: The base. A composition has one where all its parts have.
         bias: Whether there is a bias.
     """
-    entries = [_find(type(activation), type(part)) for part in (base, *base.parts())]
+    entries = [_REGISTRY.find(type(activation), type(part)) for part in (base, *base.parts())]
     return all(entry is not None and (entry.bias or not bias) for entry in entries)
 
 
@@ -127,7 +110,7 @@ def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
         base: The base.
         weight: The weights, with shape :math:`(*, n, D)`.
     """
-    entry = _find(type(activation), type(base))
+    entry = _REGISTRY.find(type(activation), type(base))
     if entry is None:
         check_closed_form(activation, base, bias=False)
     assert entry is not None

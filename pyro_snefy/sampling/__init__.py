@@ -1,0 +1,23 @@
+r"""Exact samples of squared neural families, their distribution functions and quantiles."""
+
+__all__ = [
+    "Line",
+    "NeuronLaw",
+    "Sampler",
+    "acceptance_rate",
+    "cdf",
+    "flatten",
+    "icdf",
+    "is_reparameterizable",
+    "line",
+    "pathwise",
+    "register_neuron_law",
+    "sample",
+    "sampler",
+]
+
+from .exact import acceptance_rate, sample
+from .line import Line
+from .neurons import NeuronLaw, register_neuron_law
+from .samplers import Sampler, flatten, sampler
+from .sequential import cdf, icdf, is_reparameterizable, line, pathwise
