@@ -12,6 +12,8 @@ from .constraints import missing
 from .linalg import broadcast_shapes, rows_matmul
 from .network import Network
 
+_EMPTY = Size()
+
 
 class PartiallyObserved(TorchDistribution):
     r"""The law of events with missing coordinates, which are marked by NaN.
@@ -53,6 +55,47 @@ class PartiallyObserved(TorchDistribution):
         """The constraint that events satisfy: that of complete ones, where they are not NaN."""
         base = self.joint.base
         return missing(base.support, base.example(self.joint.weight))
+
+    def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
+        """Draws complete events, exactly.
+
+        Arguments:
+            sample_shape: The shape of the sample.
+        """
+        return self.joint.sample(sample_shape)
+
+    @torch.no_grad()
+    def impute(self, value: Tensor, sample_shape: Any = _EMPTY) -> Tensor:
+        r"""Draws what is not observed, exactly, given what is.
+
+        Arguments:
+            value: The events, with shape :math:`(*, d)`, and NaN for what is not observed.
+            sample_shape: The shape of the sample: how many completions of each event.
+
+        Returns:
+            Complete events, with shape :math:`(\text{sample}, *, d)`.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = broadcast_shapes(value.shape[:-1], self.batch_shape)
+        value = value.expand(shape + value.shape[-1:])
+        observed = ~value.isnan()
+        result = value.expand(Size(sample_shape) + value.shape).clone()
+        # One law for each pattern: that of its missing coordinates, for the rows that have it.
+        for mask in torch.unique(observed.flatten(0, -2), dim=0).tolist():
+            given = [k for k, here in enumerate(mask) if here]
+            missing = [k for k, here in enumerate(mask) if not here]
+            rows = (observed == observed.new_tensor(mask)).all(-1)
+            if missing and bool(rows.any()):
+                family = self.joint.expand(shape).select(rows)
+                if given:
+                    family = family.conditional(given, value[rows][..., given])
+                result[..., rows, :] = result[..., rows, :].index_copy(
+                    -1,
+                    torch.tensor(missing, device=value.device),
+                    family.sample(sample_shape).to(value.dtype),
+                )
+        return result
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""The log-density of what is observed.

@@ -1,55 +1,93 @@
 r"""Rejection sampling of many rows at once."""
 
-__all__ = ["choose", "rejection"]
+__all__ = ["choose", "rejection", "rejection_by_row"]
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-# Proposals of one round when few rows are left: several for each row cost as much as one.
+# Proposals of one round, at least: fewer take no less time.
 _ROUND = 4096
 
 
 def rejection(
     propose: Callable[[Tensor], tuple[Tensor, Tensor]],
-    count: int,
-    device: torch.device,
-    acceptance: float = 0.1,
+    law: Tensor,
+    rate: Tensor,
+    most: int = 2**20,
 ) -> Tensor:
     r"""Proposes for all rows that have nothing yet, until all rows have something.
 
     Arguments:
-        propose: A function from the indices of rows, with shape :math:`(R,)` and maybe repeated,
-            to proposals, with shape :math:`(R, *)`, and whether they are accepted, with shape
-            :math:`(R,)`.
-        count: The number of rows.
-        device: Where the indices are to be.
-        acceptance: The least probability of acceptance of any row. Rows that are rejected far
-            more often are an error, not a reason to wait.
+        propose: A function from the indices of rows, with shape :math:`(R,)` and repeated if
+            several proposals are made for a row, to proposals, with shape :math:`(R, *)`, and
+            whether they are accepted, with shape :math:`(R,)`.
+        law: For each row the number of its law, with shape :math:`(N,)`, in ascending order. What
+            is accepted for one row may serve another of the same law.
+        rate: The probability of acceptance of each row, with shape :math:`(N,)`. Rows that are
+            rejected far more often are an error, not a reason to wait.
+        most: The largest number of proposals of one round.
 
     Returns:
-        The first accepted proposal of each row, with shape :math:`(\text{count}, *)`.
+        Accepted proposals, with shape :math:`(N, *)`.
     """
-    left = torch.arange(count, device=device)
+    left = torch.arange(len(law), device=law.device)
     result: Tensor | None = None
-    rounds = int(100 / acceptance)
-    for _ in range(rounds):
-        tries = max(1, _ROUND // max(1, len(left)))
-        proposals, accepted = propose(left.repeat_interleave(tries))
+    least = float(rate.min()) if len(rate) else 1.0
+    rounds = 100 + int(100 / least) + int(len(law) / least / most)
+    for _ in range(rounds if len(left) else 0):
+        some = left[:most]
+        tries = max(round(1 / float(rate[some].mean())), _ROUND // len(some))
+        tries = max(1, min(tries, most // len(some)))
+        proposals, accepted = propose(some.repeat_interleave(tries))
         if result is None:
-            result = proposals.new_empty((count, *proposals.shape[1:]))
-        accepted = accepted.reshape(-1, tries)
-        first = accepted.to(torch.int8).argmax(-1)  # the first of the largest
-        done = accepted.any(-1)
-        place = torch.arange(len(left), device=device) * tries + first
-        result[left[done]] = proposals[place[done]]
-        left = left[~done]
+            result = proposals.new_empty((len(law), *proposals.shape[1:]))
+        (chosen,) = accepted.nonzero(as_tuple=True)
+        # The accepted proposals of a law go to its rows, one after the other.
+        own, others = law[some], law[some[chosen.div(tries, rounding_mode="floor")]]
+        start = torch.searchsorted(others, own)
+        number = torch.searchsorted(others, own, right=True) - start
+        rank = torch.arange(len(own), device=law.device) - torch.searchsorted(own, own)
+        done = rank < number
+        result[some[done]] = proposals[chosen[(start + rank)[done]]]
+        left = torch.cat([some[~done], left[most:]])
         if not len(left):
             return result
     raise RuntimeError(
-        f"No proposal was accepted in {rounds} rounds for {len(left)} of {count} rows, each with "
-        f"a probability of {acceptance:.2g} or more: expected finite parameters."
+        f"Nothing was accepted in {rounds} rounds for {len(left)} rows, with a probability of "
+        f"{least:.2g} or more for each proposal: expected finite parameters."
+    )
+
+
+def rejection_by_row(
+    propose: Callable[[Tensor], tuple[Tensor, Tensor]], like: Tensor, rate: float = 0.4
+) -> Tensor:
+    r"""The same for rows of which each has a law of its own.
+
+    Arguments:
+        propose: As in :func:`rejection`.
+        like: A tensor with shape :math:`(N, *)`, on the device of the rows.
+        rate: The least probability of acceptance.
+    """
+    left = torch.arange(len(like), device=like.device)
+    result, accepted = propose(left)
+    for _ in range(100 + int(100 / rate)):
+        left = left[~accepted]
+        if not len(left):
+            return result
+        # Of several proposals for a row, the first that is accepted.
+        tries = max(2, _ROUND // len(left))
+        proposals, every = propose(left.repeat_interleave(tries))
+        every = every.reshape(-1, tries)
+        accepted = every.any(-1)
+        first = every.to(torch.int8).argmax(-1) + tries * torch.arange(
+            len(left), device=left.device
+        )
+        result[left[accepted]] = proposals[first[accepted]]
+    raise RuntimeError(
+        f"Nothing was accepted for {len(left)} rows, with a probability of {rate:.2g} or more for "
+        "each proposal: expected finite parameters."
     )
 
 

@@ -12,6 +12,7 @@ from torch.distributions import constraints
 
 from .activations import Activation, Cis, Cos
 from .bases import Base, Discrete, Gaussian
+from .bases.base import flatten_batch
 from .bases.bounded import Pushforward
 from .forms import Features, Gram, Readout
 from .kernels.registry import check_closed_form
@@ -210,6 +211,31 @@ class SNEFY(TorchDistribution):
         activation, base, weight, bias, form = network
         matrix = {"readout" if isinstance(form, Readout) else "gram": form.matrix}
         return cls(weight, bias, activation=activation, base=base, validate_args=False, **matrix)
+
+    def select(self, mask: Tensor) -> "SNEFY":
+        """The members of a batch that a mask picks, in one batch dimension.
+
+        Arguments:
+            mask: A mask with the batch shape.
+        """
+        (member,) = mask.flatten().nonzero(as_tuple=True)
+
+        def pick(x: Tensor, rank: int) -> Tensor:
+            x = flatten_batch(x, rank, self.batch_shape)
+            return x[member] if x.dim() > rank else x
+
+        ranks = {"weight": 2, "bias": 1, "readout": 2, "gram": 2}
+        arguments = {
+            name: None if x is None else pick(x, ranks[name]) for name, x in self._arguments.items()
+        }
+        new = SNEFY(
+            activation=self.activation,
+            base=self.base.map_batches(pick),
+            validate_args=False,
+            **arguments,  # type: ignore[arg-type]
+        )
+        new._validate_args = self._validate_args
+        return new.expand(Size((len(member),)))
 
     def _network(self, dtype: torch.dtype) -> Network:
         return Network.build(

@@ -22,7 +22,7 @@ from torch.distributions import Distribution, constraints
 
 from ..activations import Activation, Exp
 from ..linalg import broadcast_shapes, rows_matmul
-from ..rejection import rejection
+from ..rejection import rejection_by_row
 
 Self = TypeVar("Self", bound="Base")
 Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
@@ -167,7 +167,7 @@ class Base:
                 yield name, value
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same base with a function applied to each of its tensors."""
+        """The same base with a function applied to each of its tensors, in their order."""
         new = copy.copy(self)
         for name, value in self.tensors():
             setattr(new, name, function(value))
@@ -379,7 +379,7 @@ class FourierBase(Base):
             target = c0[rows] + v * (c1[rows] + v * c2[rows])
             return x, torch.rand_like(v) * (constant + slope * v.square()) <= target
 
-        return rejection(propose, len(weight), weight.device)
+        return rejection_by_row(propose, weight)
 
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         n = omega.shape[-2]

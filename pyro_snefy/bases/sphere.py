@@ -11,7 +11,7 @@ from torch.distributions import Beta, constraints
 
 from ..constraints import unit_sphere
 from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
-from ..rejection import rejection
+from ..rejection import rejection_by_row
 from .base import Base, FourierBase, LaplaceBase, check_dimension
 from .bounded import Pushforward
 
@@ -79,7 +79,7 @@ class UniformSphere(FourierBase, LaplaceBase):
             log_ratio = kappa[rows] * cosine + other * torch.log1p(-x0[rows] * cosine) - c[rows]
             return cosine, log_ratio >= torch.rand_like(cosine).log()
 
-        return _around(eta, rejection(propose, len(eta), eta.device))
+        return _around(eta, rejection_by_row(propose, eta))
 
     def sample_square(self, weight: Tensor) -> Tensor:
         sign = torch.randint_like(weight[:, 0], 2) * 2 - 1

@@ -7,13 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+from ..forms import Form, Readout
+
 # Sweeps of the ascent; the certificate holds after any number of them.
 _SWEEPS = 200
 # Forms for which the better bound is worth its eigenvalues.
 _FORMS = 64
 
 
-def log_majorizer(gram: Tensor, log_norm: Tensor) -> Tensor:
+def log_majorizer(form: Form, log_norm: Tensor) -> Tensor:
     r"""The logarithms of a diagonal :math:`D \succeq M` with small :math:`\sum_i D_i K_{ii}`.
 
     For any positive :math:`s`, Gershgorin's theorem for :math:`s M s` gives
@@ -27,19 +29,21 @@ def log_majorizer(gram: Tensor, log_norm: Tensor) -> Tensor:
     :math:`D^{-1/2} A D^{-1/2}`, so that the bound holds.
 
     Arguments:
-        gram: The matrix :math:`M`, with shape :math:`(n, n)` or :math:`(B, n, n)`.
+        form: The form of the matrix :math:`M`, with or without one batch dimension.
         log_norm: The logarithms of :math:`K_{ii}`, with shape :math:`(B, n)`.
 
     Returns:
         :math:`\log D`, with shape :math:`(B, n)`.
     """
+    gram = form.gram()
     # Neurons that hardly count get a scale that is no smaller, for the sake of the quotients.
     log_scale = log_norm / 2
     log_scale = log_scale.clamp(min=log_scale.amax(-1, keepdim=True) - 100.0)
     scale = (log_scale - log_scale.amax(-1, keepdim=True)).exp()
     row_sums = (gram.abs() @ scale.unsqueeze(-1)).squeeze(-1)
     bound = row_sums.clamp(min=_TINY).log() - scale.log()
-    if gram.dim() > 2 and len(gram) > _FORMS:
+    rank_one = isinstance(form, Readout) and form.matrix.shape[-2] == 1
+    if rank_one or (gram.dim() > 2 and len(gram) > _FORMS):
         return bound
     if gram.dim() == 2:
         # One bound for all rows of a batch, made for what they are on average.

@@ -21,6 +21,7 @@ def _prepare(law: Any) -> tuple[Network, Sampler | None]:
     return network, sampler(network)
 
 
+@torch.no_grad()
 def acceptance_rate(law: Any) -> Tensor:
     r"""The expected share of accepted proposals.
 

@@ -15,7 +15,7 @@ from ..bases.sphere import UniformSphere
 from ..dispatch import Dispatcher
 from ..linalg import rows_matmul
 from ..network import Network
-from ..rejection import rejection
+from ..rejection import rejection_by_row
 
 
 class NeuronLaw:
@@ -77,33 +77,34 @@ class BoundedLaw(NeuronLaw):
     (\alpha + \beta v^2 / r)`.
     """
 
-    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        return self._bounded(*self._row(member, neuron))
-
-    def _bounded(self, base: Any, weight: Tensor, bias: Tensor) -> Tensor:
+    def _envelope(self, centre: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        # The coefficients of 1 and v^2, by the bound that is best for each row.
         activation: Any = self.network.activation
-        mean = base.mean(weight)
-        centre = bias + (weight * mean).sum(-1)
-        spread = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1).sqrt()
-        bounds = activation.bounds(centre)
-        constant, slope = bounds[0]
+        (constant, slope), *others = activation.bounds(centre)
         slope = torch.full_like(constant, slope)
-        for other, steep in bounds[1:]:
+        for other, steep in others:
             less = other + steep * spread < constant + slope * spread
             constant, slope = torch.where(less, other, constant), torch.where(less, steep, slope)
         total = constant + slope * spread
-        c0 = total * constant
-        c2 = torch.where(spread > 0, total * slope / torch.where(spread > 0, spread, 1.0), 0.0)
+        return total * constant, total * slope / torch.where(spread > 0, spread, torch.inf)
+
+    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        activation: Any = self.network.activation
+        base, weight, bias = self._row(member, neuron)
+        mean = base.mean(weight)
+        centre = bias + (weight * mean).sum(-1)
+        spread = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1).sqrt()
+        c0, c2 = self._envelope(centre, spread)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            own, w = base.take(rows), weight[rows]
-            x = own.sample_quadratic(w, c0[rows], torch.zeros_like(c0[rows]), c2[rows])
+            own, w, k0, k2 = base.take(rows), weight[rows], c0[rows], c2[rows]
+            x = own.sample_quadratic(w, k0, torch.zeros_like(k0), k2)
             v = (w * (own.statistic(x) - (mean[rows] if mean.dim() > 1 else mean))).sum(-1)
-            bound = c0[rows] + c2[rows] * v.square()
+            bound = k0 + k2 * v.square()
             accepted = torch.rand_like(v) * bound <= activation(centre[rows] + v).square()
             return x, accepted
 
-        return rejection(propose, len(weight), weight.device)
+        return rejection_by_row(propose, weight, rate=0.05)
 
 
 @register_neuron_law(FourierActivation, Gaussian)
@@ -111,11 +112,25 @@ class BoundedGaussianLaw(BoundedLaw):
     r"""The same on a Gaussian base, where proposals are for one coordinate, along the weight."""
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        activation: Any = self.network.activation
         base, weight, bias = self._row(member, neuron)
         centre = bias + (weight * base.mean(weight)).sum(-1)
-        scale = base.whiten(weight.unsqueeze(-2)).squeeze(-2).norm(dim=-1, keepdim=True)
-        standard = Gaussian(scale.new_zeros(1), scale.new_ones(1), validate_args=False)
-        return base.sample_along(weight, self._bounded(standard, scale, centre).squeeze(-1))
+        scale = base.whiten(weight.unsqueeze(-2)).squeeze(-2).norm(dim=-1)
+        c0, c2 = self._envelope(centre, scale)
+        c2 = c2 * scale.square()  # in standard deviations u
+
+        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
+            k0, k2 = c0[rows], c2[rows]
+            u = torch.randn_like(k0)
+            (bent,) = (torch.rand_like(u) * (k0 + k2) > k0).nonzero(as_tuple=True)
+            # The law of u^2 times the normal one: a sign, and three degrees of freedom.
+            more = torch.randn((2, len(bent)), dtype=u.dtype, device=u.device).square().sum(0)
+            u[bent] = (u[bent].square() + more).sqrt().copysign(u[bent])
+            bound = k0 + k2 * u.square()
+            z = centre[rows] + scale[rows] * u
+            return u, torch.rand_like(u) * bound <= activation(z).square()
+
+        return base.sample_along(weight, rejection_by_row(propose, weight, rate=0.05))
 
 
 @register_neuron_law(GaussianActivation, Gaussian)
@@ -170,7 +185,7 @@ class ConcaveLaw(NeuronLaw):
             accepted = inside & (torch.rand_like(u).log() <= ratio)
             return u, accepted | flat[rows]
 
-        u = rejection(propose, len(member), member.device)
+        u = rejection_by_row(propose, weight, rate=0.1)
         return base.sample_along(weight, torch.where(flat, torch.randn_like(u), u))
 
 

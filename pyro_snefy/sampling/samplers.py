@@ -16,14 +16,14 @@ from ..bases.mixture import GaussianMixture, Interval, Mixture
 from ..dispatch import Dispatcher
 from ..forms import Form, Readout
 from ..kernels import Separable, kernel
-from ..linalg import rows_matmul
+from ..linalg import broadcast_shapes, rows_matmul
 from ..network import Network
-from ..rejection import choose, rejection
+from ..rejection import rejection
 from .envelope import log_majorizer
-from .neurons import find_neuron_law
+from .neurons import find_neuron_law, pick
 
-# Numbers that are held at once for the neurons of proposals.
-_CHUNK = 2**22
+# Numbers that are held at once for the neurons of proposals: few enough for a cache.
+_CHUNK = 2**19
 
 
 class Sampler:
@@ -32,10 +32,12 @@ class Sampler:
     Arguments:
         acceptance: The expected share of accepted proposals, with shape :math:`(B,)` or
             :math:`(1,)`.
+        log_normalizer: The logarithm of :math:`Z`, of the same shape.
     """
 
-    def __init__(self, acceptance: Tensor) -> None:
+    def __init__(self, acceptance: Tensor, log_normalizer: Tensor) -> None:
         self.acceptance = acceptance
+        self.log_normalizer = log_normalizer
 
     def draw(self, member: Tensor) -> Tensor:
         r"""Draws an event for each row.
@@ -87,24 +89,73 @@ def _at(x: Tensor, member: Tensor, rank: int) -> Tensor:
     return x
 
 
-def _choose(log_weights: Tensor, member: Tensor) -> Tensor:
-    # An index for each row, with weights of shape (1, n) or (B, n).
-    if len(log_weights) > 1:
-        return choose(log_weights[member])
-    return torch.multinomial(log_weights[0].softmax(-1), len(member), replacement=True)
+def _cumulate(log_weights: Tensor) -> Tensor:
+    # Cumulative probabilities, with shape (1, n) or (B, n).
+    total = log_weights.softmax(-1).cumsum(-1)
+    return total / total[..., -1:]
+
+
+def _choose(cumulative: Tensor, member: Tensor) -> Tensor:
+    # An index for each row, by inversion: the first whose cumulative probability is above.
+    uniform = torch.rand(len(member), dtype=cumulative.dtype, device=member.device)
+    if len(cumulative) == 1:
+        return torch.searchsorted(cumulative[0], uniform, right=True)
+    rows = cumulative[member]
+    return torch.searchsorted(rows, uniform.unsqueeze(-1), right=True).squeeze(-1)
 
 
 def _preactivations(network: Network, x: Tensor, member: Tensor) -> Tensor:
     statistic = network.base.take(member).statistic(x)
     weight = _at(network.weight, member, 2)
-    return rows_matmul(statistic, weight.mT) + _at(network.bias, member, 1)
+    return rows_matmul(statistic, weight.mT).add_(_at(network.bias, member, 1))
 
 
-def _in_chunks(draw: Any, member: Tensor, width: int) -> Tensor:
-    size = max(1, _CHUNK // width)
-    if len(member) <= size:
-        return draw(member)
-    return torch.cat([draw(chunk) for chunk in member.split(size)])
+class RejectionSampler(Sampler):
+    r"""A sampler that proposes, and accepts in proportion to the density over its envelope.
+
+    Arguments:
+        network: The network.
+        log_normalizer: The logarithm of :math:`Z`, with shape :math:`(B,)` or :math:`(1,)`.
+        log_envelope: The logarithm of the integral of the envelope, of the same shape.
+    """
+
+    def __init__(self, network: Network, log_normalizer: Tensor, log_envelope: Tensor) -> None:
+        self.network = network
+        super().__init__((log_normalizer - log_envelope).exp().clamp(max=1.0), log_normalizer)
+
+    def propose(self, member: Tensor) -> Tensor:
+        r"""Draws from the envelope.
+
+        Arguments:
+            member: The members of the batch, with shape :math:`(N,)`.
+        """
+        raise NotImplementedError
+
+    def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
+        r"""The logarithm of the density over its envelope, which is never positive.
+
+        Arguments:
+            x: Events, with shape :math:`(N, \text{event})`.
+            member: The members of the batch that they belong to, with shape :math:`(N,)`.
+        """
+        raise NotImplementedError
+
+    def draw(self, member: Tensor) -> Tensor:
+        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
+            own = member[rows]
+            x = self.propose(own)
+            return x, torch.rand_like(own, dtype=x.dtype).log() <= self.log_ratio(x, own)
+
+        if not len(member):
+            return self.network.weight.new_empty((0, *self.network.base.event_shape))
+        law = torch.zeros_like(member) if len(self.acceptance) == 1 else member
+        law, place = law.sort(stable=True)
+        member = member[place]
+        most = max(1, _CHUNK // self.network.weight.shape[-2])
+        x = rejection(propose, law, self.acceptance[law], most)
+        out = torch.empty_like(x)
+        out[place] = x
+        return out
 
 
 @_SAMPLERS.register(Activation, Base)
@@ -113,7 +164,7 @@ def _neurons(network: Network) -> Sampler | None:
     return None if law is None else NeuronSampler(network, law)
 
 
-class NeuronSampler(Sampler):
+class NeuronSampler(RejectionSampler):
     r"""Rejection from a mixture of single neurons.
 
     For a diagonal :math:`D \succeq M`, :math:`\sigma^\top M \sigma \leq \sum_i D_i \sigma_i^2`,
@@ -125,41 +176,23 @@ class NeuronSampler(Sampler):
     """
 
     def __init__(self, network: Network, law: Any) -> None:
-        self.network = network
         log_norm = _log_norms(network)  # (B, n) or (1, n)
-        gram = network.form.gram()
-        self.log_diagonal = log_majorizer(gram, log_norm)
-        self.log_weights = self.log_diagonal + log_norm
+        log_diagonal = log_majorizer(network.form, log_norm)
+        self.diagonal = log_diagonal.exp()
+        log_weights = log_diagonal + log_norm
+        self.cumulative = _cumulate(log_weights)
         self.law = law(network, log_norm)
-        total = self.log_weights.logsumexp(-1)
-        super().__init__((network.log_normalizer() - total).exp().clamp(max=1.0))
+        log_total = log_weights.logsumexp(-1)
+        super().__init__(network, torch.atleast_1d(network.log_normalizer()), log_total)
 
-    def draw(self, member: Tensor) -> Tensor:
-        return _in_chunks(self._draw, member, self.log_weights.shape[-1])
-
-    def _draw(self, member: Tensor) -> Tensor:
-        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            own = member[rows]
-            x = self.law.draw(own, _choose(self.log_weights, own))
-            return x, torch.rand_like(own, dtype=x.dtype).log() <= self.log_ratio(x, own)
-
-        return rejection(propose, len(member), member.device, float(self.acceptance.min()))
+    def propose(self, member: Tensor) -> Tensor:
+        return self.law.draw(member, _choose(self.cumulative, member))
 
     def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
-        r"""The logarithm of the density over its envelope, which is never positive.
-
-        Arguments:
-            x: Events, with shape :math:`(N, \text{event})`.
-            member: The members of the batch that they belong to, with shape :math:`(N,)`.
-        """
-        z = _preactivations(self.network, x, member)
-        neurons = self.network.activation(z)
-        log_diagonal = _at(self.log_diagonal, member, 1)
-        # Rescaled neurons have an envelope that is a plain sum of squares.
-        half = (log_diagonal - log_diagonal.amax(-1, keepdim=True)) / 2
-        square = _square(self.network.form, neurons, member).log()
-        bound = ((neurons * half.exp()).square()).sum(-1).log() + log_diagonal.amax(-1)
-        return square - bound
+        neurons = self.network.activation(_preactivations(self.network, x, member))
+        square = _square(self.network.form, neurons, member)
+        bound = neurons.square_().mul_(_at(self.diagonal, member, 1)).sum(-1)
+        return (square / bound).log()
 
 
 def _log_norms(network: Network) -> Tensor:
@@ -182,7 +215,7 @@ def _square(form: Form, neurons: Tensor, member: Tensor) -> Tensor:
 
 
 @_SAMPLERS.register(Exp, LaplaceBase)
-class PairSampler(Sampler):
+class PairSampler(RejectionSampler):
     r"""Rejection from pairs of exponential neurons, each a member of the exponential family.
 
     .. math:: \sigma^\top M \sigma \leq \sum_{M_{ij} > 0} M_{ij} \sigma_i \sigma_j
@@ -192,7 +225,6 @@ class PairSampler(Sampler):
     """
 
     def __init__(self, network: Network) -> None:
-        self.network = network
         gram = network.form.gram()
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
         used = diagonal > 0
@@ -206,44 +238,32 @@ class PairSampler(Sampler):
         log_scale = neurons.features(network.bias).log_scale
         assert log_scale is not None
         log_scale = log_scale + self.log_read
-        scale = (log_scale - log_scale.amax(-1, keepdim=True)).exp()
-        self.scale = scale if scale.dim() > 1 else scale.unsqueeze(0)  # (B, n) or (1, n)
+        log_scale = log_scale if log_scale.dim() > 1 else log_scale.unsqueeze(0)
+        largest = log_scale.amax(-1, keepdim=True)
+        self.scale = (log_scale - largest).exp()  # (B, n) or (1, n)
         pairs = self.gram * neurons.blocks[0, 0]
         self.pairs = pairs.clamp(min=0)  # (n, n) or (B, n, n)
-        self.row_sums = rows_matmul(self.scale, self.pairs) * self.scale
+        row_sums = rows_matmul(self.scale, self.pairs) * self.scale
+        self.cumulative = _cumulate(row_sums.log())
         total = (rows_matmul(self.scale, pairs) * self.scale).sum(-1)
-        super().__init__((total / self.row_sums.sum(-1)).clamp(0.0, 1.0))
+        log_size = 2 * largest.squeeze(-1)
+        super().__init__(
+            network, total.clamp(min=0).log() + log_size, row_sums.sum(-1).log() + log_size
+        )
 
-    def draw(self, member: Tensor) -> Tensor:
-        return _in_chunks(self._draw, member, self.scale.shape[-1] * 2)
-
-    def _draw(self, member: Tensor) -> Tensor:
-        network = self.network
-        activation: Any = network.activation
-
-        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            own = member[rows]
-            first = _choose(self.row_sums.log(), own)
-            row = self.pairs[first] if self.pairs.dim() == 2 else self.pairs[own, first]
-            second = choose((row * _at(self.scale, own, 1)).log())
-            weight = network.weight
-            if weight.dim() == 2:
-                both = weight[first] + weight[second]
-            else:
-                both = weight[own, first] + weight[own, second]
-            base: Any = network.base.take(own)
-            x = base.sample_member(activation.scale * both)
-            return x, torch.rand_like(own, dtype=x.dtype) <= self.log_ratio(x, own).exp()
-
-        return rejection(propose, len(member), member.device, float(self.acceptance.min()))
+    def propose(self, member: Tensor) -> Tensor:
+        activation: Any = self.network.activation
+        base: Any = self.network.base.take(member)
+        first = _choose(self.cumulative, member)
+        row = self.pairs[first] if self.pairs.dim() == 2 else self.pairs[member, first]
+        sums = (row * _at(self.scale, member, 1)).cumsum(-1)
+        uniform = torch.rand_like(sums[:, :1]) * sums[:, -1:]
+        second = torch.searchsorted(sums, uniform, right=True).squeeze(-1)
+        weight = self.network.weight
+        both = pick(weight, member, first, 1) + pick(weight, member, second, 1)
+        return base.sample_member(activation.scale * both)
 
     def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
-        r"""The logarithm of the density over its envelope, which is never positive.
-
-        Arguments:
-            x: Events, with shape :math:`(N, \text{event})`.
-            member: The members of the batch that they belong to, with shape :math:`(N,)`.
-        """
         activation: Any = self.network.activation
         z = _preactivations(self.network, x, member)
         exponent = activation.scale * z + _at(self.log_read, member, 1)
@@ -272,7 +292,7 @@ class PushforwardSampler(Sampler):
 
     def __init__(self, base: Pushforward, inner: Sampler) -> None:
         self.base, self.inner = base, inner
-        super().__init__(inner.acceptance)
+        super().__init__(inner.acceptance, inner.log_normalizer)
 
     def draw(self, member: Tensor) -> Tensor:
         return self.base.take(member).event(self.inner.draw(member))
@@ -294,11 +314,12 @@ class FiniteSampler(Sampler):
         # Equal points have masses of their own.
         square = network.log_density(points) - base.log_density(points)
         log_weights = square.mT + base.masses.log()
-        self.log_weights = log_weights if log_weights.dim() > 1 else log_weights.unsqueeze(0)
-        super().__init__(torch.ones_like(self.log_weights[:, 0]))
+        self.cumulative = _cumulate(log_weights)
+        log_normalizer = log_weights.logsumexp(-1)
+        super().__init__(torch.ones_like(log_normalizer), log_normalizer)
 
     def draw(self, member: Tensor) -> Tensor:
-        return self.points[_choose(self.log_weights, member)]
+        return self.points[_choose(self.cumulative, member)]
 
 
 class MixtureSampler(Sampler):
@@ -321,10 +342,10 @@ class MixtureSampler(Sampler):
         share = log_weights.softmax(-1)
         # What has no mass is never tried.
         tries = torch.where(share > 0, share / acceptance, 0.0).sum(-1)
-        super().__init__(1 / tries)
+        super().__init__(1 / tries, log_weights.logsumexp(-1))
 
     def draw(self, member: Tensor) -> Tensor:
-        component = _choose(self.log_weights, member)
+        component = _choose(_cumulate(self.log_weights), member)
         if len(self.parts) == 1:
             first = 0 if len(self.log_weights) == 1 else member * self.log_weights.shape[-1]
             return self.parts[0].draw(first + component)
@@ -344,7 +365,7 @@ class _Scalars(Sampler):
     # Vectors of length one, as scalars.
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
-        super().__init__(inner.acceptance)
+        super().__init__(inner.acceptance, inner.log_normalizer)
 
     def draw(self, member: Tensor) -> Tensor:
         return self.inner.draw(member).squeeze(-1)
@@ -367,11 +388,15 @@ def _batched_mixture(network: Network, components: Base) -> Sampler | None:
         bias.unsqueeze(-2),
         type(form)(form.matrix.unsqueeze(-3)),
     )
-    log_normalizer = apart.log_normalizer()  # (K,) or (B, K)
-    log_weights = base.log_weights() + log_normalizer
-    log_weights = log_weights if log_weights.dim() > 1 else log_weights.unsqueeze(0)
-    inner = sampler(flatten(apart, log_weights.shape))
-    return None if inner is None else MixtureSampler(log_weights, [inner])
+    log_weights = torch.atleast_2d(base.log_weights())
+    tensors = (weight.unsqueeze(-3)[..., 0, 0], bias.unsqueeze(-2)[..., 0], form.matrix[..., 0, :1])
+    batches = (tensor.shape for tensor in tensors)
+    shape = broadcast_shapes(log_weights.shape, components.batch_shape, *batches)
+    inner = sampler(flatten(apart, shape))
+    if inner is None:
+        return None
+    log_normalizer = inner.log_normalizer.expand(shape.numel()).reshape(shape)
+    return MixtureSampler(log_weights + log_normalizer, [inner])
 
 
 @_SAMPLERS.register(Exp, Interval)
@@ -386,11 +411,9 @@ def _interval(network: Network) -> Sampler | None:
 @_SAMPLERS.register(Activation, Mixture)
 def _mixture(network: Network) -> Sampler | None:
     base: Any = network.base
-    networks = [network._replace(base=part) for part in base.bases]
-    parts = [sampler(part) for part in networks]
-    if any(part is None for part in parts):
+    parts = [sampler(network._replace(base=part)) for part in base.bases]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
         return None
-    columns = torch.broadcast_tensors(*(part.log_normalizer() for part in networks))
-    log_weights = base.log_weights() + torch.stack(columns, dim=-1)
-    log_weights = log_weights if log_weights.dim() > 1 else log_weights.unsqueeze(0)
-    return MixtureSampler(log_weights, [part for part in parts if part is not None])
+    columns = torch.broadcast_tensors(*(part.log_normalizer for part in found))
+    return MixtureSampler(base.log_weights() + torch.stack(columns, dim=-1), found)
