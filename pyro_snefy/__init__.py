@@ -1,7 +1,9 @@
 r"""Squared neural families for Pyro."""
 
-__all__ = ["SNEFY", "activations", "bases", "conditional_snefy", "kernels"]
+__all__ = ["SNEFY", "activations", "bases", "conditional_snefy", "fit", "kernels", "snefy"]
 
 from . import activations, bases, kernels
 from .conditional import conditional_snefy
+from .fitting import fit
+from .joint import snefy  # hides the submodule of this name, which has been imported by now
 from .snefy import SNEFY

@@ -4,6 +4,7 @@ __all__ = [
     "finite_set",
     "intersection",
     "intervals",
+    "is_real",
     "missing",
     "permuted",
     "product",
@@ -188,11 +189,14 @@ def union(parts: Sequence[Any]) -> Any:
 
 def intersection(parts: Sequence[Any]) -> Any:
     r"""The intersection of sets, less those that are all of the space."""
-    bounded = [part for part in parts if not _is_real(part)]
+    bounded = [part for part in parts if not is_real(part)]
     return _Intersection(bounded) if len(bounded) > 1 else (bounded or parts)[0]
 
 
-def _is_real(constraint: Any) -> bool:
+def is_real(constraint: Any) -> bool:
+    r"""Whether a constraint is all of the space, in one dimension or several."""
+    if isinstance(constraint, _Product):
+        return all(is_real(part) for part in constraint.parts)
     while isinstance(constraint, type(real_vector)):
         constraint = constraint.base_constraint
     return constraint is real

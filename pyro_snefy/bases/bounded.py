@@ -32,6 +32,7 @@ class UniformBox(FourierBase, LaplaceBase):
         "low": constraints.real,
         "high": constraints.real,
     }
+    fixed = ("low", "high")  # the support
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:

@@ -156,6 +156,7 @@ class Discrete(FourierBase, LaplaceBase):
         "points": constraints.real,
         "masses": constraints.positive,
     }
+    fixed: ClassVar[tuple[str, ...]] = ("points",)  # the support
     is_discrete = True
 
     def __init__(
@@ -227,6 +228,8 @@ class PointMass(Discrete):
         >>> PointMass(torch.tensor(0.0)).event_shape
         torch.Size([])
     """
+
+    fixed = ("points", "masses")  # one by definition
 
     def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
         if x.dim() > 1:

@@ -247,6 +247,7 @@ class Interval(MixtureBase):
         "low": constraints.real,
         "high": constraints.real,
     }
+    fixed = ("low", "high")  # the support
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
@@ -346,10 +347,15 @@ class Mixture(MixtureBase):
             for name, value in base.tensors():
                 yield f"bases[{k}].{name}", value
 
+    def tensor_constraints(self) -> Iterator[Any]:
+        yield from super().tensor_constraints()
+        for base in self.bases:
+            yield from base.tensor_constraints()
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Mixture)
-        bases = [base.map(function) for base in self.bases]
-        return type(self)(function(self.logits), bases, validate_args=False)
+        logits = function(self.logits)  # in the order of the tensors
+        return type(self)(logits, [base.map(function) for base in self.bases], validate_args=False)
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)

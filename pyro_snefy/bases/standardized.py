@@ -77,10 +77,14 @@ class Standardized(Pushforward):
         for name, value in self.base.tensors():
             yield f"base.{name}", value
 
+    def tensor_constraints(self) -> Iterator[Any]:
+        yield from super().tensor_constraints()
+        yield from self.base.tensor_constraints()
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Standardized)
-        base = self.base.map(function)
-        return type(self)(base, function(self.loc), function(self.scale), validate_args=False)
+        loc, scale = function(self.loc), function(self.scale)  # in the order of the tensors
+        return type(self)(self.base.map(function), loc, scale, validate_args=False)
 
     def standardize(self, x: Tensor) -> Tensor:
         r"""The event :math:`(x - l) / s` of the given base."""
