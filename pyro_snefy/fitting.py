@@ -133,7 +133,8 @@ def fit(
     steps = -(-len(train[0]) // batch_size)
     total = steps * max_epochs
     parameters = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=lr)
+    fused = all(p.is_floating_point() for p in parameters)  # one kernel for all of them
+    optimizer = torch.optim.Adam(parameters, lr=lr, fused=fused)
     schedule = LambdaLR(optimizer, _Schedule(total))
     elbo = Trace_ELBO()(model, _NoLatents())
     history, best, was_training = History(), _Best(module), module.training
@@ -273,6 +274,7 @@ def _check_finite(values: Tensor, where: str, lr: float) -> None:
 
 @torch.no_grad()
 def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_size: int) -> None:
+    model.eval()
     for k, (rows, given) in enumerate(_batches((x, context), 4 * batch_size)):
         law = model.distribution(given)
         if rows.shape[1:] != law.event_shape:

@@ -8,7 +8,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from .activations import Activation, FourierActivation
+from .activations import Activation, Exp, FourierActivation, Snake
 from .bases import (
     Base,
     DirichletFamily,
@@ -208,25 +208,46 @@ def _uniform_sphere(base: UniformSphere, x: Tensor, count: int) -> Tensor:
     return random_rows(x, count) * (d - 1) * count ** (2 / (d - 1)) / 2
 
 
-def spread_neurons(
-    activation: Activation, statistic: Tensor, count: int, gain: float = 2.0
-) -> tuple[Tensor, Tensor]:
+def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tuple[Tensor, Tensor]:
     r"""Weights and biases of neurons that vary over the range of given statistics.
 
     Arguments:
         activation: The activation.
         statistic: The statistics of events, with shape :math:`(N, D)`.
         count: How many neurons.
-        gain: The standard deviation of preactivations.
 
     Returns:
         The weights, with shape :math:`(n, D)`, and the biases, with shape :math:`(n,)`.
     """
     scale = _variance(statistic).sqrt()
     weight = torch.randn(count, len(scale), dtype=scale.dtype, device=scale.device)
+    gain = _gain(activation, torch.rand_like(weight[:, :1]))
     weight = gain * weight / (scale * math.sqrt(len(scale)))
     # Preactivations vanish at events; waves have a phase besides.
     bias = -(weight * random_rows(statistic, count)).sum(-1)
     if isinstance(activation, FourierActivation):
         bias = bias + 2 * math.pi * torch.rand_like(bias)
     return weight, bias
+
+
+@singledispatch
+def _gain(activation: Activation, uniform: Tensor) -> Tensor:
+    # The standard deviation of preactivations, from uniform numbers. The values are the best of a
+    # few that were tried on mixtures of six normal laws in 1, 2 and 8 dimensions.
+    return torch.full_like(uniform, 2.0)
+
+
+@_gain.register
+def _wave_gain(activation: FourierActivation, uniform: Tensor) -> Tensor:
+    # Long waves and short ones: which are needed depends on how sharp the density is.
+    return (uniform * math.log(8.0)).exp()
+
+
+@_gain.register
+def _snake_gain(activation: Snake, uniform: Tensor) -> Tensor:
+    return (uniform * math.log(8.0)).exp() / (2 * activation.a)
+
+
+@_gain.register
+def _exp_gain(activation: Exp, uniform: Tensor) -> Tensor:
+    return torch.full_like(uniform, 1 / activation.scale)

@@ -15,7 +15,7 @@ from .kernels.registry import check_closed_form, closed_form
 from .modules import BaseModule, ConstrainedModule
 from .snefy import SNEFY
 
-_NOISE = 0.3  # of the readout: enough to tell neurons apart, and little beside the base
+_NOISE = 0.2  # of the readout: enough to tell neurons apart, and little beside the base
 
 
 class JointSNEFY(ConstrainedModule):
