@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pyro.distributions.constraints import sphere
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint, real, real_vector
-from torch.distributions.transforms import CatTransform
+from torch.distributions.transforms import CatTransform, Transform
 
 # A float32 unit vector cast to float64 is still on the sphere.
 _SPHERE_TOLERANCE = 1e-5
@@ -200,6 +201,11 @@ def is_real(constraint: Any) -> bool:
     while isinstance(constraint, type(real_vector)):
         constraint = constraint.base_constraint
     return constraint is real
+
+
+@transform_to.register(_UnitSphere)
+def _sphere_transform(constraint: _UnitSphere) -> Transform:
+    return transform_to(sphere)
 
 
 @biject_to.register(_Product)

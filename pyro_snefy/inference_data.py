@@ -5,9 +5,9 @@ __all__ = ["to_inference_data"]
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyro
 import torch
 from pyro import poutine
+from pyro.distributions import Delta, Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import MCMC, Predictive
 from pyro.poutine.util import site_is_subsample
@@ -108,7 +108,8 @@ def to_inference_data(
 
 
 def _is_observed(site: Site) -> bool:
-    return site["is_observed"] and not _is_deterministic(site)
+    # A factor is no observation.
+    return site["is_observed"] and not (_is_deterministic(site) or isinstance(site["fn"], Unit))
 
 
 def _is_deterministic(site: Site) -> bool:
@@ -116,7 +117,7 @@ def _is_deterministic(site: Site) -> bool:
     fn = site["fn"]
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
-    return site["is_observed"] and isinstance(fn, pyro.distributions.Delta)
+    return site["is_observed"] and isinstance(fn, Delta)
 
 
 def _check_plates(trace: poutine.Trace) -> None:
