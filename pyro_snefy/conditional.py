@@ -192,6 +192,7 @@ class ConditionalSNEFY(nn.Module):
         base, loc, scale = self.base(), self.loc, self.scale
         parameters = Parameters(loc, scale, self.bias, self.readout)
         outputs = self.net((context - self.context_loc) / self.context_scale)
+        outputs = outputs.to(self.weight.dtype)  # under torch.autocast they have fewer digits
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
             raise ValueError(

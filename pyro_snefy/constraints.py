@@ -4,6 +4,7 @@ __all__ = [
     "finite_set",
     "intersection",
     "intervals",
+    "is_real",
     "missing",
     "permuted",
     "product",
@@ -15,10 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from pyro.distributions.constraints import sphere
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint, real, real_vector
-from torch.distributions.transforms import CatTransform
+from torch.distributions.transforms import CatTransform, Transform
 
 # A float32 unit vector cast to float64 is still on the sphere.
 _SPHERE_TOLERANCE = 1e-5
@@ -188,14 +190,22 @@ def union(parts: Sequence[Any]) -> Any:
 
 def intersection(parts: Sequence[Any]) -> Any:
     r"""The intersection of sets, less those that are all of the space."""
-    bounded = [part for part in parts if not _is_real(part)]
+    bounded = [part for part in parts if not is_real(part)]
     return _Intersection(bounded) if len(bounded) > 1 else (bounded or parts)[0]
 
 
-def _is_real(constraint: Any) -> bool:
+def is_real(constraint: Any) -> bool:
+    r"""Whether a constraint is all of the space, in one dimension or several."""
+    if isinstance(constraint, _Product):
+        return all(is_real(part) for part in constraint.parts)
     while isinstance(constraint, type(real_vector)):
         constraint = constraint.base_constraint
     return constraint is real
+
+
+@transform_to.register(_UnitSphere)
+def _sphere_transform(constraint: _UnitSphere) -> Transform:
+    return transform_to(sphere)
 
 
 @biject_to.register(_Product)

@@ -109,6 +109,7 @@ class Base:
     arg_constraints: ClassVar[dict[str, Any]] = {}
     tensor_ranks: ClassVar[dict[str, int]] = {}  # dimensions besides those of the batch
     is_discrete: ClassVar[bool] = False  # densities are with respect to counting measure
+    fixed: ClassVar[tuple[str, ...]] = ()  # tensors that are not to be learnt from events
 
     def __init__(
         self,
@@ -165,6 +166,12 @@ class Base:
             value = getattr(self, name)
             if value is not None:
                 yield name, value
+
+    def tensor_constraints(self) -> Iterator[Any]:
+        """The constraints of the tensors, in their order; None for those that are fixed."""
+        for name, constraint in self.arg_constraints.items():
+            if getattr(self, name) is not None:
+                yield None if name in self.fixed else constraint
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same base with a function applied to each of its tensors, in their order."""

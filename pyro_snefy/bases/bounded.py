@@ -34,6 +34,7 @@ class UniformBox(FourierBase, LaplaceBase):
         "low": constraints.real,
         "high": constraints.real,
     }
+    fixed = ("low", "high")  # the support
 
     tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
 

@@ -186,6 +186,7 @@ class Discrete(FourierBase, LaplaceBase):
         "masses": constraints.positive,
     }
     tensor_ranks: ClassVar[dict[str, int]] = {"masses": 1}
+    fixed: ClassVar[tuple[str, ...]] = ("points",)  # the support
     is_discrete = True
 
     def __init__(
@@ -268,6 +269,8 @@ class PointMass(Discrete):
         >>> PointMass(torch.tensor(0.0)).event_shape
         torch.Size([])
     """
+
+    fixed = ("points", "masses")  # one by definition
 
     def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
         if x.dim() > 1:

@@ -306,6 +306,7 @@ class Interval(MixtureBase):
         "high": constraints.real,
     }
     tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
+    fixed = ("low", "high")  # the support
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
@@ -408,6 +409,11 @@ class Mixture(MixtureBase):
         for k, base in enumerate(self.bases):
             for name, value in base.tensors():
                 yield f"bases[{k}].{name}", value
+
+    def tensor_constraints(self) -> Iterator[Any]:
+        yield from super().tensor_constraints()
+        for base in self.bases:
+            yield from base.tensor_constraints()
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Mixture)

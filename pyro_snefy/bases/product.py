@@ -69,6 +69,10 @@ class Product(FourierBase, LaplaceBase):
             for name, value in base.tensors():
                 yield f"bases[{k}].{name}", value
 
+    def tensor_constraints(self) -> Iterator[Any]:
+        for base in self.bases:
+            yield from base.tensor_constraints()
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Product)
         return type(self)([base.map(function) for base in self.bases])

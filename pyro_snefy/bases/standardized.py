@@ -77,9 +77,13 @@ class Standardized(Pushforward):
         for name, value in self.base.tensors():
             yield f"base.{name}", value
 
+    def tensor_constraints(self) -> Iterator[Any]:
+        yield from super().tensor_constraints()
+        yield from self.base.tensor_constraints()
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Standardized)
-        loc, scale = function(self.loc), function(self.scale)
+        loc, scale = function(self.loc), function(self.scale)  # in the order of the tensors
         return type(self)(self.base.map(function), loc, scale, validate_args=False)
 
     def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:

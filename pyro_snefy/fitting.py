@@ -1,0 +1,327 @@
+r"""Maximum likelihood by SVI, with minibatches, validation and early stopping."""
+
+__all__ = ["History", "fit"]
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
+
+import pyro
+import torch
+from pyro.infer import Trace_ELBO
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm.auto import tqdm
+
+_WARM_UP = 0.02  # of all steps: Adam does not know the scale of gradients at first
+_CLIP = 10.0  # the longest gradient of a mean log-likelihood
+
+_Rows = tuple[Tensor, Tensor | None]
+
+
+@dataclass
+class History:
+    r"""What happened in a fit.
+
+    Arguments:
+        train_nll: The mean negative log-likelihood of the training rows during each epoch.
+        validation_nll: That of the validation rows after each epoch; empty without validation.
+        best_epoch: The epoch whose parameters were kept, from 0.
+        interrupted: Whether the fit was interrupted from the keyboard.
+    """
+
+    train_nll: list[float] = field(default_factory=list)
+    validation_nll: list[float] = field(default_factory=list)
+    best_epoch: int | None = None
+    interrupted: bool = False
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the curves with matplotlib, and returns the axes."""
+        if ax is None:
+            import matplotlib.pyplot as plt
+
+            _, ax = plt.subplots()
+        ax.plot(range(1, len(self.train_nll) + 1), self.train_nll, label="train")
+        if self.validation_nll:
+            epochs = range(1, len(self.validation_nll) + 1)
+            ax.plot(epochs, self.validation_nll, label="validation")
+        if self.best_epoch is not None:
+            ax.axvline(self.best_epoch + 1, ls=":", c="grey", label="kept")
+        ax.set(xlabel="epoch", ylabel="negative log-likelihood (nats)")
+        ax.legend(frameon=False)
+        return ax
+
+
+class _Likelihood(nn.Module):
+    r"""A Pyro model of independent rows, whose ELBO is their mean log-likelihood."""
+
+    def __init__(self, module: nn.Module, partial: bool) -> None:
+        super().__init__()
+        self.module, self.partial = module, partial
+
+    def distribution(self, context: Tensor | None) -> Any:
+        law = self.module() if context is None else self.module(context)
+        return law.partially_observed() if self.partial else law
+
+    def forward(self, x: Tensor, context: Tensor | None) -> None:
+        law = self.distribution(context)
+        with pyro.plate("rows", len(x), dim=-1), pyro.poutine.scale(scale=1 / len(x)):
+            pyro.sample("x", law, obs=x)
+
+
+class _NoLatents(nn.Module):
+    r"""The guide of a model without latent variables."""
+
+    def forward(self, x: Tensor, context: Tensor | None) -> None:
+        pass
+
+
+def fit(
+    module: nn.Module,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    max_epochs: int = 200,
+    batch_size: int = 256,
+    lr: float = 1e-2,
+    validation: float = 0.1,
+    patience: int = 30,
+    progress: bool = True,
+) -> History:
+    r"""Fits a module by maximum likelihood.
+
+    .. math:: \max_\theta \sum_i \log p_\theta(x_i | c_i)
+
+    The module is one that returns a distribution when it is called, with contexts if there are
+    any: that of :func:`~pyro_snefy.snefy`, of :func:`~pyro_snefy.conditional_snefy`, or one of
+    your own, with transforms on top for example. Optimisation is Pyro's SVI with Adam: the
+    learning rate rises for 2 % of the steps and falls to zero along a cosine, and long gradients
+    are cut. Parameters end at their best validation value, whatever ends the fit.
+
+    Arguments:
+        module: The module.
+        x: The events, with shape :math:`(N, \text{event})`. NaN stands for what is not observed,
+            where the distribution has a method ``partially_observed``.
+        context: The contexts, with shape :math:`(N, \text{context\_dim})`.
+        max_epochs: The number of passes over the data, along which the learning rate falls.
+        batch_size: The number of rows in a step.
+        lr: The highest learning rate.
+        validation: The share of rows, drawn at random, that are set aside to choose the epoch.
+            With 0, the last epoch is kept.
+        patience: The number of epochs without a better validation value after which to stop.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The history. After an interruption from the keyboard it is returned as it is then.
+
+    Raises:
+        FloatingPointError: If the loss is not finite. The parameters are the best ones until then.
+
+    Example:
+        >>> from pyro_snefy import fit, snefy
+        >>> x = torch.randn(500, 2)
+        >>> history = fit(snefy(2).initialize(x), x, max_epochs=3, progress=False)
+        >>> len(history.validation_nll)
+        3
+    """
+    _check(module, x, context, max_epochs, batch_size, lr, validation, patience)
+    model = _Likelihood(module, partial=bool(x.isnan().any()))
+    train, held_out = _split(x, context, validation)
+    steps = -(-len(train[0]) // batch_size)
+    total = steps * max_epochs
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    fused = all(p.is_floating_point() for p in parameters)  # one kernel for all of them
+    optimizer = torch.optim.Adam(parameters, lr=lr, fused=fused)
+    schedule = LambdaLR(optimizer, _Schedule(total))
+    elbo = Trace_ELBO()(model, _NoLatents())
+    history, best, was_training = History(), _Best(module), module.training
+
+    def finish_epoch(losses: list[Tensor], epoch: int) -> None:
+        # Numbers are looked at once for each epoch, so that no step waits for the device.
+        train_nll = torch.stack(losses)
+        _check_finite(train_nll, f"step {{}} of epoch {epoch + 1}", lr)
+        score = None
+        if held_out is not None:
+            score = _evaluate(model, held_out, batch_size)
+            _check_finite(score, f"validation after epoch {epoch + 1}", lr)
+            history.validation_nll.append(score.item())
+        history.train_nll.append(train_nll.mean().item())
+        if best.offer(None if score is None else score.item()):
+            history.best_epoch = epoch
+
+    bar = tqdm(total=total, disable=not progress, unit="step", desc="fit")
+    # Arguments are checked once, and not in every step. Pyro's store of parameters is left alone:
+    # the module keeps its own.
+    with pyro.get_param_store().scope(), bar:
+        _check_support(model, x, context, batch_size)
+        with pyro.validation_enabled(False):
+            losses: list[Tensor] = []
+            try:
+                for epoch in range(max_epochs):
+                    module.train()
+                    losses = []
+                    for rows in _batches(train, batch_size, shuffle=True):
+                        optimizer.zero_grad()
+                        loss = elbo(*rows)
+                        loss.backward()
+                        nn.utils.clip_grad_norm_(parameters, _CLIP)
+                        optimizer.step()
+                        schedule.step()
+                        losses.append(loss.detach())
+                        bar.update()
+                    finish_epoch(losses, epoch)
+                    bar.set_postfix_str(_summary(history))
+                    if best.waited >= patience:
+                        break
+            except KeyboardInterrupt:
+                history.interrupted = True
+                if losses and len(history.train_nll) < max_epochs:
+                    finish_epoch(losses, len(history.train_nll))
+            finally:
+                best.restore()
+                module.train(was_training)
+    return history
+
+
+class _Schedule:
+    r"""A learning rate that rises at first, and falls along half a cosine to zero."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.warm_up = steps, 1 + int(_WARM_UP * steps)
+
+    def __call__(self, step: int) -> float:
+        rise = min(1.0, (step + 1) / self.warm_up)
+        return rise * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
+
+
+class _Best:
+    r"""The best values of the parameters and buffers of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.tensors = [*module.parameters(), *module.buffers()]
+        self.score, self.waited = math.inf, 0
+        self._keep()
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        self.values = [tensor.clone() for tensor in self.tensors]
+
+    def offer(self, score: float | None) -> bool:
+        """Keeps the values if their score is the lowest, or if there is none to go by."""
+        if score is not None and score >= self.score:
+            self.waited += 1
+            return False
+        self.score, self.waited = math.inf if score is None else score, 0
+        self._keep()
+        return True
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts the best values back in place."""
+        for tensor, value in zip(self.tensors, self.values, strict=True):
+            tensor.copy_(value)
+
+
+def _batches(rows: _Rows, size: int, shuffle: bool = False) -> Iterator[_Rows]:
+    x, context = rows
+    if shuffle:
+        pieces = torch.randperm(len(x), device=x.device).split(size)
+        return ((x[i], None if context is None else context[i]) for i in pieces)
+    contexts = repeat(None) if context is None else context.split(size)
+    return zip(x.split(size), contexts, strict=False)
+
+
+def _split(x: Tensor, context: Tensor | None, validation: float) -> tuple[_Rows, _Rows | None]:
+    order = torch.randperm(len(x), device=x.device)
+    held_out, rest = order.tensor_split([int(validation * len(x))])
+    train, other = ((x[i], None if context is None else context[i]) for i in (rest, held_out))
+    return train, other if len(held_out) else None
+
+
+@torch.no_grad()
+def _evaluate(model: _Likelihood, rows: _Rows, batch_size: int) -> Tensor:
+    model.eval()
+    total = [
+        -model.distribution(context).log_prob(x).sum()
+        for x, context in _batches(rows, 4 * batch_size)
+    ]
+    return torch.stack(total).sum() / len(rows[0])
+
+
+def _summary(history: History) -> str:
+    text = f"train {history.train_nll[-1]:.4f}"
+    if history.validation_nll:
+        text += f", validation {history.validation_nll[-1]:.4f}"
+        text += f" (best {min(history.validation_nll):.4f})"
+    return text
+
+
+def _check_finite(values: Tensor, where: str, lr: float) -> None:
+    finite = values.isfinite()
+    if finite.all():
+        return
+    step = int(finite.int().argmin())
+    value = values.reshape(-1)[step].item()
+    raise FloatingPointError(
+        f"fit: expected a finite loss, got {value} at {where.format(step + 1)}. The module has the "
+        f"best parameters until then. Try a learning rate below {lr:g}, start from initialize(x), "
+        "look for outliers in x, or use float64."
+    )
+
+
+@torch.no_grad()
+def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_size: int) -> None:
+    model.eval()
+    for k, (rows, given) in enumerate(_batches((x, context), 4 * batch_size)):
+        law = model.distribution(given)
+        if rows.shape[1:] != law.event_shape:
+            expected = ", ".join(map(str, ("N", *law.event_shape)))
+            raise ValueError(f"fit: expected x with shape ({expected}), got {tuple(x.shape)}.")
+        inside = law.support.check(rows)
+        if not inside.all():
+            row = int(inside.int().argmin())
+            raise ValueError(
+                f"fit: expected x in the support {law.support} of the module, got {rows[row]} in "
+                f"row {4 * batch_size * k + row}."
+            )
+
+
+def _check(
+    module: nn.Module,
+    x: Tensor,
+    context: Tensor | None,
+    max_epochs: int,
+    batch_size: int,
+    lr: float,
+    validation: float,
+    patience: int,
+) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"fit: expected module to be a torch.nn.Module, got {module!r}.")
+    for name, value in (("x", x), ("context", context)):
+        if not (isinstance(value, Tensor) or (value is None and name == "context")):
+            raise TypeError(f"fit: expected {name} to be a Tensor, got {value!r}.")
+    if context is not None and len(context) != len(x):
+        raise ValueError(
+            f"fit: expected one context for each row of x, got {len(context)} and {len(x)}."
+        )
+    counts = {"max_epochs": max_epochs, "batch_size": batch_size, "patience": patience}
+    for name, count in counts.items():
+        if not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"fit: expected an integer {name} >= 1, got {count!r}.")
+    if not (math.isfinite(lr) and lr > 0):
+        raise ValueError(f"fit: expected a finite lr > 0, got {lr!r}.")
+    if not 0 <= validation < 1:
+        raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
+    if int(validation * len(x)) >= len(x):
+        raise ValueError(f"fit: expected rows to train on, got x with {len(x)} rows.")
+    for name, part in module.named_modules():
+        if isinstance(part, PyroModule) and part._pyro_samples:
+            site = ".".join(filter(None, (name, next(iter(part._pyro_samples)))))
+            raise ValueError(
+                f"fit: expected a module without priors, got one for {site}; with priors, use "
+                "SVI with an autoguide, or MCMC."
+            )

@@ -1,0 +1,204 @@
+r"""From fits in Pyro to ArviZ."""
+
+__all__ = ["to_inference_data"]
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import Delta, Unit
+from pyro.distributions.util import scale_and_mask
+from pyro.infer import MCMC, Predictive
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from arviz import InferenceData
+
+Samples = dict[str, Tensor]
+Site = Any  # a message of Pyro
+
+
+def to_inference_data(
+    model: Callable[..., Any],
+    posterior: MCMC | Callable[..., Any] | Mapping[str, Tensor],
+    *args: Any,
+    num_samples: int = 1000,
+    predictive: bool = True,
+    coords: Mapping[str, Sequence[Any]] | None = None,
+    **kwargs: Any,
+) -> "InferenceData":
+    r"""Collects what ArviZ needs to criticise and compare models, whatever they were fitted by.
+
+    The groups are ``posterior``, with deterministic sites, ``posterior_predictive``,
+    ``log_likelihood``, ``observed_data`` and, for MCMC, ``sample_stats``. Dimensions have the
+    names of plates.
+
+    Arguments:
+        model: The model, as it was fitted, with its observations among the arguments. Plates do
+            not subsample.
+        posterior: What was learnt: a :class:`pyro.infer.MCMC` that has run, the guide of an SVI,
+            or samples by name, with shape :math:`(S, *)`.
+        args: Arguments of the model, and of the guide.
+        num_samples: The number of draws from a guide.
+        predictive: Whether to draw new observations.
+        coords: Coordinates of dimensions, such as names of groups, by the names of plates.
+        kwargs: Keyword arguments of the model, and of the guide.
+
+    Without latent variables there is no posterior, and every draw has one log-likelihood:
+    ``az.loo`` takes ``reff=1.0`` then.
+
+    Example:
+        >>> import pyro.distributions as dist
+        >>> def model(x):
+        ...     loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+        ...     with pyro.plate("rows", len(x)):
+        ...         pyro.sample("x", dist.Normal(loc, 1.0), obs=x)
+        >>> guide = pyro.infer.autoguide.AutoNormal(model)
+        >>> data = to_inference_data(model, guide, torch.randn(20), num_samples=50)
+        >>> data.log_likelihood["x"].dims
+        ('chain', 'draw', 'rows')
+    """
+    import arviz  # which takes its time
+
+    with torch.no_grad():
+        trace = poutine.trace(model).get_trace(*args, **kwargs)
+        _check_plates(trace)
+        sites: dict[str, Site] = {
+            name: site
+            for name, site in trace.nodes.items()
+            if site["type"] == "sample" and not site_is_subsample(site)
+        }
+        observed = [name for name, site in sites.items() if _is_observed(site)]
+        latent = [name for name, site in sites.items() if not site["is_observed"]]
+        samples, chains = _draw(posterior, latent, num_samples, args, kwargs)
+        missing = sorted(set(latent) - set(samples))
+        if missing:
+            raise ValueError(
+                f"to_inference_data: expected samples of every latent site, got none of {missing}; "
+                "sites that were summed out have to be so in the model as well."
+            )
+        samples = {name: samples[name] for name in latent}
+        draws = len(next(iter(samples.values()))) if samples else num_samples
+        derived, log_likelihood = _replay(model, samples, draws, sites, observed, args, kwargs)
+        groups: dict[str, Any] = {
+            "posterior": samples | derived,
+            "log_likelihood": log_likelihood,
+        }
+        if predictive and observed:
+            groups["posterior_predictive"] = Predictive(
+                poutine.uncondition(model),
+                samples or None,
+                num_samples=None if samples else draws,
+                return_sites=observed,
+            )(*args, **kwargs)
+
+    def by_chain(values: Samples) -> dict[str, Any]:
+        return {
+            name: value.unflatten(0, (chains, -1)).cpu().numpy() for name, value in values.items()
+        }
+
+    arrays: dict[str, Any] = {name: by_chain(values) for name, values in groups.items() if values}
+    arrays["observed_data"] = {name: sites[name]["value"].cpu().numpy() for name in observed}
+    if isinstance(posterior, MCMC):
+        arrays["sample_stats"] = by_chain({"diverging": _divergences(posterior, draws)})
+    dims = {name: _plates(site) for name, site in sites.items()}
+    return arviz.from_dict(**arrays, coords=coords and dict(coords), dims=dims)
+
+
+def _is_observed(site: Site) -> bool:
+    # A factor is no observation.
+    return site["is_observed"] and not (_is_deterministic(site) or isinstance(site["fn"], Unit))
+
+
+def _is_deterministic(site: Site) -> bool:
+    # Those of pyro.deterministic, and those that a reparameteriser leaves behind.
+    fn = site["fn"]
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return site["is_observed"] and isinstance(fn, Delta)
+
+
+def _check_plates(trace: poutine.Trace) -> None:
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and site_is_subsample(site):
+            fn: Any = site["fn"]
+            if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                raise ValueError(
+                    "to_inference_data: expected a model whose plates take all rows, got the "
+                    f"plate {name} with {fn.subsample_size} of {fn.size}."
+                )
+
+
+def _draw(
+    posterior: MCMC | Callable[..., Any] | Mapping[str, Tensor],
+    latent: list[str],
+    num_samples: int,
+    args: Any,
+    kwargs: Any,
+) -> tuple[Samples, int]:
+    # Samples of shape (S, *), and the number of chains.
+    if isinstance(posterior, MCMC):
+        grouped = posterior.get_samples(group_by_chain=True)
+        chains = len(next(iter(grouped.values())))
+        return {name: value.flatten(0, 1) for name, value in grouped.items()}, chains
+    if isinstance(posterior, Mapping):
+        return dict(posterior), 1
+    if not callable(posterior):
+        raise TypeError(
+            "to_inference_data: expected posterior to be an MCMC, a guide or a dict of samples, "
+            f"got {posterior!r}."
+        )
+    if not latent:
+        return {}, 1
+    guide = Predictive(posterior, num_samples=num_samples, return_sites=latent)
+    return guide(*args, **kwargs), 1
+
+
+def _replay(
+    model: Callable[..., Any],
+    samples: Samples,
+    draws: int,
+    sites: dict[str, Site],
+    observed: list[str],
+    args: Any,
+    kwargs: Any,
+) -> tuple[Samples, Samples]:
+    # Deterministic sites and log-likelihoods, one draw after the other: models need not be
+    # written for batches of their latents.
+    deterministic = [name for name, site in sites.items() if _is_deterministic(site)]
+    derived: dict[str, list[Tensor]] = {name: [] for name in deterministic}
+    likelihood: dict[str, list[Tensor]] = {name: [] for name in observed}
+    for k in range(draws):
+        given = {name: value[k] for name, value in samples.items()}
+        trace = poutine.trace(poutine.condition(model, given)).get_trace(*args, **kwargs)
+        for name in deterministic:
+            value: Any = trace.nodes[name]["value"]
+            derived[name].append(value)
+        for name in observed:
+            site: Site = trace.nodes[name]
+            log_prob = site["fn"].log_prob(site["value"])
+            likelihood[name].append(scale_and_mask(log_prob, mask=site["mask"]))
+    stacked = [
+        {name: torch.stack(values) for name, values in group.items()}
+        for group in (derived, likelihood)
+    ]
+    return stacked[0], stacked[1]
+
+
+def _divergences(mcmc: MCMC, draws: int) -> Tensor:
+    # By chain, the draws after which the sampler went astray.
+    found = mcmc.diagnostics()["divergences"]
+    diverging = torch.zeros(len(found), draws // len(found), dtype=torch.bool)
+    for chain, (_, index) in zip(diverging, sorted(found.items()), strict=True):
+        chain[list(index)] = True
+    return diverging.flatten()
+
+
+def _plates(site: Site) -> list[str]:
+    frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
+    rank = len(site["fn"].batch_shape)
+    if sorted(frames) != list(range(-rank, 0)):
+        return []  # dimensions that are in no plate have no name
+    return [frames[dim] for dim in range(-rank, 0)]

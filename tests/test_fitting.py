@@ -1,0 +1,284 @@
+"""Maximum likelihood by fit: what it learns, keeps, refuses and survives."""
+
+import math
+from itertools import pairwise
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.distributions.transforms import conditional_spline, spline
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+
+from pyro_snefy import conditional_snefy, fit, snefy
+from pyro_snefy.activations import Exp, Snake
+from pyro_snefy.bases import Gaussian, GaussianMixture, UniformBox, UniformSphere
+from pyro_snefy.joint import JointSNEFY
+
+
+class Normal(nn.Module):
+    """A normal law that notes its location whenever it is called in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(torch.tensor(3.0))
+        self.calls = 0
+        self.seen: list[float] = []
+
+    def forward(self) -> dist.Normal:
+        if self.training:
+            if not self.calls:
+                self.seen = []  # what came before was a check of the events
+            self.calls += 1
+        else:
+            self.seen.append(self.loc.item())
+        return dist.Normal(self.loc, 1.0)
+
+
+class Bomb(Normal):
+    """A normal law that goes off at some step."""
+
+    def __init__(self, step: int, charge: type[BaseException] | None = None) -> None:
+        super().__init__()
+        self.step, self.charge = step, charge
+
+    def forward(self) -> dist.Normal:
+        law = super().forward()
+        if self.training and self.calls == self.step:
+            if self.charge is not None:
+                raise self.charge
+            return dist.Normal(self.loc * math.nan, 1.0)
+        return law
+
+
+def _clusters(rows: int) -> tuple[Tensor, dist.TorchDistribution]:
+    loc = torch.tensor([[0.0, 0.0], [3.0, 1.0], [-1.0, 4.0]])
+    scale = torch.tensor([[1.0, 0.3], [0.4, 0.9], [0.5, 0.5]])
+    law = dist.MixtureSameFamily(
+        dist.Categorical(torch.ones(3)), dist.Normal(loc, scale).to_event(1)
+    )
+    return law.sample((rows,)), law
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_recovers_a_density(missing: float) -> None:
+    """The divergence from the truth is below 0.06 nats, from complete rows or others."""
+    x, law = _clusters(6000)
+    x = torch.where(torch.rand_like(x) < missing, torch.nan, x)
+    module = snefy(2, 40, 4).initialize(x)
+    history = fit(module, x, max_epochs=15, lr=4e-2, progress=False)
+    test, _ = _clusters(20_000)
+    with torch.no_grad():
+        before = law.log_prob(test) - dist.Normal(test.mean(0), test.std(0)).to_event(1).log_prob(
+            test
+        )
+        divergence = (law.log_prob(test) - module().log_prob(test)).mean()
+    assert before.mean() > 0.5
+    assert -0.01 < divergence < 0.06
+    assert history.validation_nll[-1] < history.validation_nll[0] - 0.1
+
+
+def test_keeps_the_best_epoch() -> None:
+    x = torch.randn(400)
+    module = Normal()
+    history = fit(module, x, max_epochs=25, batch_size=64, lr=0.5, patience=25, progress=False)
+    best = min(range(25), key=history.validation_nll.__getitem__)
+    assert history.best_epoch == best
+    assert len(history.train_nll) == len(history.validation_nll) == 25
+    assert module.loc.item() == module.seen[best]
+    assert len(set(module.seen)) > 10
+    assert history.validation_nll[best] < history.validation_nll[0] - 0.01
+
+
+def test_stops_early() -> None:
+    """Twelve neurons learn thirty rows by heart."""
+    x = torch.randn(60, 1)
+    module = snefy(1, 12, 2).initialize(x)
+    history = fit(module, x, max_epochs=300, validation=0.5, patience=7, lr=0.05, progress=False)
+    assert len(history.validation_nll) < 300
+    assert history.best_epoch is not None
+    assert len(history.validation_nll) - 1 - history.best_epoch == 7
+    assert all(a > b for a, b in pairwise(history.train_nll[:3]))
+
+
+def test_without_validation_the_last_epoch_is_kept() -> None:
+    x = torch.randn(200)
+    module = Normal()
+    history = fit(module, x, max_epochs=15, batch_size=50, lr=0.5, validation=0.0, progress=False)
+    assert history.validation_nll == []
+    assert history.best_epoch == 14
+    assert module.loc.item() == pytest.approx(x.mean().item(), abs=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_loss_that_is_not_finite() -> None:
+    """Steps of the third epoch come after two times six; the best epoch stays."""
+    module = Bomb(step=15)
+    with pytest.raises(FloatingPointError, match=r"nan at step 3 of epoch 3.*learning rate below"):
+        fit(module, torch.randn(400), batch_size=60, lr=0.1, max_epochs=10, progress=False)
+    assert module.loc.item() == module.seen[1]
+    assert module.loc.item() < 3.0
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_first_loss_that_is_not_finite() -> None:
+    module = Bomb(step=1)
+    with pytest.raises(FloatingPointError, match="step 1 of epoch 1"):
+        fit(module, torch.randn(400), max_epochs=10, progress=False)
+    assert module.loc.item() == 3.0
+
+
+@pytest.mark.parametrize("step", [4, 40])
+@pytest.mark.parametrize("validation", [0.0, 0.1])
+def test_interruption_keeps_what_was_learnt(step: int, validation: float) -> None:
+    """In the first epoch, too."""
+    module = Bomb(step, KeyboardInterrupt)
+    history = fit(
+        module,
+        torch.randn(1000),
+        batch_size=100,
+        lr=0.2,
+        max_epochs=100,
+        validation=validation,
+        progress=False,
+    )
+    assert history.interrupted
+    assert len(history.train_nll) == math.ceil(step / (10 if validation == 0 else 9))
+    assert module.loc.item() < 2.95
+
+
+def test_other_errors_come_through() -> None:
+    module = Bomb(20, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        fit(module, torch.randn(1000), batch_size=100, lr=0.2, progress=False)
+    assert module.loc.item() < 3.0
+
+
+def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(Normal(), torch.randn(100), max_epochs=3)
+    text = capsys.readouterr().err
+    assert "train" in text
+    assert "validation" in text
+    fit(Normal(), torch.randn(100), max_epochs=3, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_leaves_no_trace() -> None:
+    """Neither in Pyro's store of parameters, nor in its settings, nor in the mode of the module."""
+    pyro.param("weight", torch.ones(3))
+    module = PyroModule[JointSNEFY](Gaussian(torch.zeros(1), torch.ones(1)), 4, 1, Exp(0.5), True)
+    module.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    fit(module, torch.randn(100, 1), max_epochs=2, progress=False)
+    assert set(pyro.get_param_store().keys()) == {"weight"}
+    assert torch.equal(pyro.param("weight"), torch.ones(3))
+    assert not module.training
+    with pytest.raises(ValueError, match="constraint Real"):  # validation is as it was
+        dist.Normal(torch.tensor(math.nan), 1.0)
+    after = module.state_dict()
+    assert before.keys() == after.keys()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_history_can_be_drawn() -> None:
+    history = fit(Normal(), torch.randn(100), max_epochs=4, progress=False)
+    axes = history.plot()
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    assert list(lines["train"]) == history.train_nll
+    assert list(lines["validation"]) == history.validation_nll
+    assert history.plot(axes) is axes
+
+
+def test_conditional_family() -> None:
+    """Noise that grows with the context, as a regression with a constant error cannot have it."""
+    context = torch.rand(3000, 1)
+    x = 2 * context[:, 0] + (0.1 + context[:, 0]) * torch.randn(3000)
+    base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    module = conditional_snefy(base, 1, 8, 4, Snake(1.0), hidden_dims=(16,))
+    module.initialize(x, context)
+    history = fit(module, x, context, max_epochs=15, lr=1e-2, progress=False)
+    truth = dist.Normal(2 * context[:, 0], 0.1 + context[:, 0])
+    constant = (x - 2 * context[:, 0]).std()
+    entropy = -truth.log_prob(x).mean()
+    assert dist.Normal(2 * context[:, 0], constant).log_prob(x).mean() < -entropy - 0.15
+    assert min(history.validation_nll) < entropy + 0.1
+    assert module(context).log_prob(x).mean() > -entropy - 0.05
+
+
+class Flow(nn.Module):
+    """A spline on top of a family."""
+
+    def __init__(self, context_dim: int | None) -> None:
+        super().__init__()
+        if context_dim is None:
+            self.family, self.spline = snefy(1, 8), spline(1, count_bins=4)
+        else:
+            self.family = conditional_snefy(1, context_dim, 8, 2, hidden_dims=(8,))
+            self.spline = conditional_spline(1, context_dim, hidden_dims=[8], count_bins=4)
+
+    def forward(self, context: Tensor | None = None) -> dist.TorchDistribution:
+        if context is None:
+            return dist.TransformedDistribution(self.family(), [self.spline])
+        flow = dist.ConditionalTransformedDistribution(self.family, [self.spline])
+        return flow.condition(context)
+
+
+@pytest.mark.parametrize("context_dim", [None, 2])
+def test_flows_on_top(context_dim: int | None) -> None:
+    """Family and transform are trained together."""
+    context = None if context_dim is None else torch.randn(500, context_dim)
+    x = 0.5 * torch.randn(500, 1).abs() - 0.5
+    module = Flow(context_dim)
+    before = {name: value.clone() for name, value in module.named_parameters()}
+    history = fit(module, x, context, max_epochs=8, progress=False)
+    assert min(history.validation_nll) < history.train_nll[0] - 0.2
+    for name, value in module.named_parameters():
+        assert not torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"module": torch.randn}, "module to be a torch.nn.Module"),
+        ({"x": [1.0]}, "x to be a Tensor"),
+        ({"x": torch.randn(5, 3)}, r"shape \(N, 2\), got \(5, 3\)"),
+        ({"context": torch.randn(3, 1)}, "one context for each row of x, got 3 and 5"),
+        ({"max_epochs": 0}, "max_epochs >= 1, got 0"),
+        ({"batch_size": 1.5}, "batch_size >= 1, got 1.5"),
+        ({"lr": -1.0}, "lr > 0, got -1.0"),
+        ({"validation": 1.0}, r"\[0, 1\), got 1.0"),
+        ({"x": torch.empty(0, 2)}, "rows to train on, got x with 0 rows"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    arguments = {"module": snefy(2, 4), "x": torch.randn(5, 2), "progress": False} | arguments
+    with pytest.raises((TypeError, ValueError), match=message):
+        fit(**arguments)
+
+
+def test_events_outside_the_support() -> None:
+    box = UniformBox(torch.zeros(2), torch.ones(2))
+    x = torch.rand(2000, 2)
+    x[1500] = 1.5
+    with pytest.raises(ValueError, match=r"support .* row 1500"):
+        fit(snefy(box, 4), x, progress=False)
+    with pytest.raises(ValueError, match="support"):
+        fit(snefy(UniformSphere(2), 4), torch.ones(5, 2), progress=False)
+
+
+def test_priors_are_not_ignored() -> None:
+    module = PyroModule[JointSNEFY](Gaussian(torch.zeros(1), torch.ones(1)), 4, 1, Exp(0.5), True)
+    module.bias = PyroSample(dist.Normal(torch.zeros(4), 1.0).to_event(1))
+    with pytest.raises(ValueError, match="without priors, got one for bias"):
+        fit(module, torch.randn(10, 1), progress=False)
+
+
+def test_float64_and_mixtures() -> None:
+    x, law = _clusters(1000)
+    base = GaussianMixture(torch.zeros(3), torch.zeros(3, 2), torch.ones(3, 2))
+    module = snefy(base, 4).double().initialize(x.double())
+    history = fit(module, x.double(), max_epochs=3, progress=False)
+    assert module().log_prob(x.double()).dtype == torch.float64
+    assert history.validation_nll[-1] < -law.log_prob(x).mean() + 0.3

@@ -1,0 +1,170 @@
+"""InferenceData from SVI and from MCMC, and what ArviZ does with it."""
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+from pyro_snefy import SNEFY, snefy, to_inference_data
+from pyro_snefy.bases import Gaussian
+
+
+def _linear(x: Tensor, y: Tensor) -> None:
+    slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    mean = pyro.deterministic("mean", slope * x)
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+
+def _constant(x: Tensor, y: Tensor) -> None:
+    loc = pyro.sample("loc", dist.Normal(0.0, 3.0))
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-1, 1, 40)
+    return x, 2 * x + 0.5 * torch.randn(40)
+
+
+def _svi(model: object, *args: Tensor) -> AutoNormal:
+    guide = AutoNormal(model, init_scale=0.1)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), Trace_ELBO())
+    for _ in range(400):
+        svi.step(*args)
+    return guide
+
+
+def _mcmc(model: object, *args: Tensor) -> MCMC:
+    mcmc = MCMC(NUTS(model), num_samples=200, warmup_steps=50, disable_progbar=True)
+    mcmc.run(*args)
+    return mcmc
+
+
+FITS = pytest.mark.parametrize("method", [_svi, _mcmc], ids=["SVI", "MCMC"])
+
+
+@FITS
+def test_arviz(method: object) -> None:
+    """Comparison prefers the true model, and predictions are calibrated."""
+    x, y = _data()
+    found = {
+        model.__name__: to_inference_data(model, method(model, x, y), x, y, num_samples=200)
+        for model in (_linear, _constant)
+    }
+    data = found["_linear"]
+    assert set(data.groups()) >= {
+        "posterior",
+        "posterior_predictive",
+        "log_likelihood",
+        "observed_data",
+    }
+    assert data.log_likelihood["y"].dims == ("chain", "draw", "rows")
+    assert data.posterior_predictive["y"].shape == (1, 200, 40)
+    np.testing.assert_array_equal(data.observed_data["y"], y)
+    slope, scale = (data.posterior[name].values[0] for name in ("slope", "scale"))
+    np.testing.assert_allclose(data.posterior["mean"].values[0], slope[:, None] * x.numpy())
+    # The log-likelihood, written out.
+    error = (y.numpy() - slope[:, None] * x.numpy()) / scale[:, None]
+    expected = -0.5 * error**2 - np.log(scale[:, None]) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(data.log_likelihood["y"].values[0], expected, rtol=1e-4, atol=1e-4)
+    loo = az.loo(data)
+    assert loo.n_data_points == 40
+    assert 1.0 < loo.p_loo < 5.0  # two parameters
+    table = az.compare(found)
+    assert list(table.index) == ["_linear", "_constant"]
+    pit = az.loo_pit(data, y="y")
+    assert 0.3 < pit.mean() < 0.7
+    az.plot_ppc(data, num_pp_samples=10)
+    az.plot_loo_pit(data, y="y")
+
+
+def test_divergences_and_chains() -> None:
+    x, y = _data()
+    mcmc = _mcmc(_constant, x, y)
+    data = to_inference_data(_constant, mcmc, x, y, predictive=False)
+    assert "posterior_predictive" not in data.groups()
+    assert data.sample_stats["diverging"].shape == (1, 200)
+    mcmc.diagnostics = lambda: {"divergences": {"chain 0": [3, 7]}}
+    data = to_inference_data(_constant, mcmc, x, y, predictive=False)
+    assert np.flatnonzero(data.sample_stats["diverging"].values[0]).tolist() == [3, 7]
+
+
+def test_family_as_a_likelihood() -> None:
+    """Random effects in a plate of their own, coordinates by name."""
+    family = snefy(Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0), 6)
+    group = torch.arange(30) % 3
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", 3):
+            shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        law = family()
+        base = Gaussian(shift[group], torch.ones(30), event_dim=0)
+        law = SNEFY(law.weight, law.bias, law.readout, base=base)
+        with pyro.plate("rows", 30):
+            pyro.sample("y", law, obs=y)
+
+    y = torch.randn(30)
+    samples = {"shift": torch.randn(7, 3)}
+    data = to_inference_data(
+        model, samples, y, predictive=False, coords={"groups": ["a", "b", "c"]}
+    )
+    assert data.posterior["shift"].dims == ("chain", "draw", "groups")
+    assert (
+        data.posterior["shift"].sel(groups="b").values[0].tolist()
+        == samples["shift"][:, 1].tolist()
+    )
+    law = family()
+    for draw in range(7):
+        base = Gaussian(samples["shift"][draw, group], torch.ones(30), event_dim=0)
+        expected = SNEFY(law.weight, law.bias, law.readout, base=base).log_prob(y)
+        found = torch.tensor(data.log_likelihood["y"].values[0, draw])
+        torch.testing.assert_close(found, expected.detach())
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+def test_without_latents() -> None:
+    """A maximum likelihood fit: every draw is the same."""
+    family = snefy(1, 4)
+
+    def model(x: Tensor) -> None:
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", family(), obs=x)
+
+    x = torch.randn(20, 1)
+    data = to_inference_data(model, lambda *_: None, x, num_samples=10, predictive=False)
+    loo = az.loo(data, reff=1.0)
+    assert loo.elpd_loo == pytest.approx(family().log_prob(x).sum().item(), rel=1e-4)
+
+
+def test_masked_rows_have_no_likelihood() -> None:
+    def model(x: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", 3), pyro.poutine.mask(mask=torch.tensor([True, False, True])):
+            pyro.sample("x", dist.Normal(loc, 1.0), obs=x)
+
+    data = to_inference_data(model, {"loc": torch.zeros(2)}, torch.ones(3))
+    assert data.log_likelihood["x"].values[0, :, 1].tolist() == [0.0, 0.0]
+    assert (data.log_likelihood["x"].values[0, :, 0] < -1).all()
+
+
+def test_errors() -> None:
+    x, y = _data()
+    with pytest.raises(ValueError, match="none of \\['scale'\\]"):
+        to_inference_data(_constant, {"loc": torch.zeros(5)}, x, y)
+    with pytest.raises(TypeError, match="posterior to be an MCMC"):
+        to_inference_data(_constant, 3, x, y)
+
+    def subsampled(x: Tensor) -> None:
+        with pyro.plate("rows", len(x), subsample_size=5) as rows:
+            pyro.sample("x", dist.Normal(0.0, 1.0), obs=x[rows])
+
+    with pytest.raises(ValueError, match="plate rows with 5 of 40"):
+        to_inference_data(subsampled, lambda x: None, x)

@@ -1,0 +1,285 @@
+"""Families that own their parameters: first values, constraints, copies, priors."""
+
+import copy
+import importlib
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule, PyroSample
+from pyro.nn.module import to_pyro_module_
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+import pyro_snefy
+from pyro_snefy import SNEFY, snefy
+from pyro_snefy.activations import Cis, Cos, Exp, ReLU, Snake, Step
+from pyro_snefy.bases import (
+    Base,
+    DirichletFamily,
+    Discrete,
+    GammaFamily,
+    Gaussian,
+    GaussianMixture,
+    Geometric,
+    Interval,
+    Mixture,
+    NormalFamily,
+    PointMass,
+    Poisson,
+    PoissonFamily,
+    Product,
+    Standardized,
+    UniformBox,
+    UniformCube,
+    UniformSphere,
+)
+from pyro_snefy.joint import JointSNEFY
+from pyro_snefy.modules import BaseModule
+from tests.cases import BASES, KINDS, Case, events
+
+
+def test_names() -> None:
+    """The function hides the submodule of its name, which can be imported from all the same."""
+    assert pyro_snefy.snefy is snefy
+    assert callable(snefy)
+    module = importlib.import_module("pyro_snefy.snefy")
+    assert module.SNEFY is SNEFY
+    assert pyro_snefy.snefy is snefy
+
+
+@pytest.mark.parametrize("learn", [False, True], ids=["buffers", "parameters"])
+@pytest.mark.parametrize("name", BASES)
+def test_base_module_gives_back_its_base(name: str, learn: bool) -> None:
+    base = BASES[name].build()
+    module = BaseModule(base, learn)
+    found = module()
+    assert type(found) is type(base)
+    for (key, value), (other, expected) in zip(found.tensors(), base.tensors(), strict=True):
+        assert key == other
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        Mixture(
+            torch.tensor([0.3, -0.4]),
+            [
+                Gaussian(torch.tensor(2.0), torch.tensor(3.0), event_dim=0),
+                PointMass(torch.ones(())),
+            ],
+        ),
+        Standardized(Gaussian(torch.zeros(1), torch.ones(1)), torch.ones(1), 2 * torch.ones(1)),
+    ],
+    ids=str,
+)
+def test_map_follows_the_order_of_the_tensors(base: Base) -> None:
+    values = [value for _, value in base.tensors()]
+    seen: list[Tensor] = []
+    base.map(lambda x: seen.append(x) or x)  # type: ignore[func-returns-value]
+    assert [id(x) for x in seen] == [id(x) for x in values]
+
+
+def test_what_is_learnt_of_a_base() -> None:
+    def learnt(base: Base) -> set[str]:
+        return {name for name, _ in BaseModule(base, learn=True).named_parameters()}
+
+    one = torch.ones(())
+    assert learnt(Gaussian(torch.zeros(2), torch.ones(2))) == {"loc", "raw_scale"}
+    assert learnt(Gaussian(torch.zeros(2), scale_tril=torch.eye(2))) == {"loc", "raw_scale_tril"}
+    # Events say nothing of where the support is, but that they are in it.
+    assert learnt(UniformBox(torch.zeros(2), torch.ones(2))) == set()
+    assert learnt(Interval(0 * one, one)) == set()
+    assert learnt(Discrete(torch.arange(3.0), torch.ones(3))) == {"raw_masses"}
+    inflated = Mixture(torch.zeros(2), [Poisson(one), PointMass(0 * one)])
+    assert learnt(inflated) == {"logits", "raw_bases_0_rate"}
+    assert learnt(Product([Geometric(0.5 * one), UniformCube(2)])) == {"raw_bases_0_probs"}
+
+
+@pytest.mark.parametrize("case", KINDS, ids=str)
+def test_every_pair(case: Case) -> None:
+    """Densities are finite, every parameter has a gradient, and values survive their journeys."""
+    x = events(case, 20)
+    module = snefy(case.base(), 4, 2, case.activation).double().initialize(x)
+    law = module()
+    log_prob = law.log_prob(x)
+    assert log_prob.isfinite().all()
+    log_prob.sum().backward()
+    for name, parameter in module.named_parameters():
+        if isinstance(case.activation, Step) and name in ("weight", "bias"):
+            continue  # steps over points do not move
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    other = snefy(case.base(), 4, 2, case.activation).double()
+    assert other().log_prob(x).isfinite().all()  # without data, too
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other().log_prob(x), log_prob)
+    torch.testing.assert_close(copy.deepcopy(module)().log_prob(x), log_prob)
+    single = copy.deepcopy(module).float()()
+    assert single.weight.dtype == torch.float32
+    assert module().weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("base", "activation"),
+    [
+        (GammaFamily(), Exp()),
+        (GammaFamily(), Exp(0.5)),
+        (NormalFamily(2), Exp()),
+        (DirichletFamily(3), Exp(0.5)),
+        (Geometric(torch.tensor(0.3)), Exp(0.5)),
+        (Product([GammaFamily(), NormalFamily(1)]), Exp()),
+    ],
+    ids=str,
+)
+def test_weights_satisfy_their_constraint(base: Base, activation: Exp) -> None:
+    """Whatever the raw parameters are."""
+    module = snefy(base, 6, activation=activation)
+    for _ in range(5):
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=2.0)
+        law = module()
+        assert law.arg_constraints["weight"].check(law.weight).all()
+        assert law.log_normalizer.isfinite()
+
+
+def test_learn_base() -> None:
+    x = 5 + 2 * torch.randn(1000, 2)
+    learnt, constant = snefy(2).initialize(x), snefy(2, learn_base=False).initialize(x)
+    torch.testing.assert_close(learnt().base.loc, x.mean(0))
+    torch.testing.assert_close(learnt().base.scale, x.std(0, correction=0))
+    assert torch.equal(constant().base.loc, torch.zeros(2))
+    assert {name for name, _ in constant.named_parameters()} == {"weight", "bias", "readout"}
+
+
+@pytest.mark.parametrize("activation", [Cos(), Cis(), Snake(1.0), ReLU()], ids=str)
+@pytest.mark.parametrize("readout_dim", [1, 8])
+def test_first_density_is_close_to_the_base(activation: object, readout_dim: int) -> None:
+    x = torch.tensor([10.0, -3.0]) + torch.tensor([5.0, 0.1]) * torch.randn(4000, 2)
+    module = snefy(2, 50, readout_dim, activation=activation).initialize(x)
+    law = module()
+    base = dist.Normal(x.mean(0), x.std(0)).to_event(1)
+    # x is a sample of the base: this is a divergence from it.
+    divergence = (base.log_prob(x) - law.log_prob(x)).mean()
+    assert -0.01 < divergence < 0.2
+    # Its neurons are not constant there.
+    z = activation(x @ law.weight.mT + law.bias)
+    assert (z.abs().std(0) > 0.05).sum() >= 45 or isinstance(activation, Cis)
+
+
+def test_mixture_base_finds_clusters() -> None:
+    centres = torch.tensor([[0.0, 0.0], [50.0, 0.0], [0.0, 3.0], [50.0, 3.0]])
+    x = centres.repeat(250, 1) + 0.1 * torch.randn(1000, 2)
+    base = GaussianMixture(torch.zeros(4), torch.zeros(4, 2), torch.ones(4, 2))
+    found = snefy(base).initialize(x)().base
+    distance = (found.loc.unsqueeze(-2) - centres).norm(dim=-1)
+    assert sorted(distance.argmin(-1).tolist()) == [0, 1, 2, 3]
+    assert distance.amin(-1).max() < 0.1
+    torch.testing.assert_close(found.scale, torch.full((4, 2), 0.1), rtol=0.2, atol=0.0)
+    torch.testing.assert_close(found.logits.softmax(-1), torch.full((4,), 0.25))
+
+
+def test_bases_by_moments() -> None:
+    """Shares, rates and probabilities from data, each coordinate of a product by itself."""
+    zeros, counts = torch.zeros(300), 1 + torch.poisson(torch.full((700,), 6.0))
+    x = torch.cat([zeros, counts])[torch.randperm(1000)]
+    inflated = Mixture(torch.zeros(2), [Poisson(torch.tensor(2.0)), PointMass(torch.tensor(0.0))])
+    found = snefy(inflated, 8).initialize(x)().base
+    torch.testing.assert_close(found.logits.softmax(-1)[1], torch.tensor(0.3), rtol=0.01, atol=0.01)
+    torch.testing.assert_close(found.bases[0].rate, counts.mean(), rtol=1e-4, atol=0.0)
+    pair = Product([Geometric(torch.tensor(0.5)), Discrete(torch.arange(3.0), torch.ones(3))])
+    y = torch.stack([torch.full((400,), 4.0), torch.tensor([0.0, 0.0, 0.0, 2.0]).repeat(100)], -1)
+    found = snefy(pair, 8).initialize(y)().base
+    torch.testing.assert_close(found.bases[0].probs, torch.tensor(0.2))
+    shares = found.bases[1].masses / found.bases[1].masses.sum()
+    torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), rtol=0.0, atol=0.01)
+
+
+def test_missing_rows_are_left_out_of_first_values() -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 6.0], [torch.nan, 1000.0]])
+    torch.testing.assert_close(snefy(2).initialize(x)().base.loc, torch.tensor([2.0, 4.0]))
+    with pytest.raises(ValueError, match="NaN"):
+        snefy(2).initialize(torch.full((3, 2), torch.nan))
+
+
+def test_sphere_members_are_at_the_data() -> None:
+    pole = torch.tensor([0.0, 0.0, 1.0])
+    x = nn.functional.normalize(pole + 0.2 * torch.randn(500, 3), dim=-1)
+    law = snefy(UniformSphere(3), 10, 3, activation=Exp()).initialize(x)()
+    assert law.log_prob(x).mean() > -math.log(4 * math.pi) + 1
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="base_or_dim"):
+        snefy(0)
+    with pytest.raises(ValueError, match="hidden_dim"):
+        snefy(2, hidden_dim=0)
+    with pytest.raises(ValueError, match=r"\(N, 2\)"):
+        snefy(2).initialize(torch.randn(5, 3))
+    with pytest.raises(NotImplementedError, match="ReLU"):
+        snefy(DirichletFamily(3), activation=ReLU())
+
+
+def test_activation_without_a_closed_form_with_bias() -> None:
+    module = snefy(UniformSphere(3), 6, activation=ReLU())
+    assert module.bias is None
+    assert module().log_prob(torch.tensor([0.0, 0.6, 0.8])).isfinite()
+
+
+def _rows(module: nn.Module, x: Tensor) -> None:
+    with pyro.plate("rows", len(x)):
+        pyro.sample("x", module(), obs=x)
+
+
+def test_priors_on_any_parameter() -> None:
+    """Each of them is a sample site by its name, in the model and in the density."""
+    module = snefy(2, 6)
+    to_pyro_module_(module)
+    module.weight = PyroSample(dist.Normal(torch.zeros(6, 2), 1.0).to_event(2))
+    module.bias = PyroSample(dist.Uniform(torch.zeros(6), 2 * math.pi).to_event(1))
+    module.readout = PyroSample(dist.Normal(torch.zeros(1, 6), 1.0).to_event(2))
+    module.base.loc = PyroSample(dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    module.base.scale = PyroSample(dist.LogNormal(torch.zeros(2), 1.0).to_event(1))
+    x = torch.randn(10, 2)
+    trace = pyro.poutine.trace(_rows).get_trace(module, x)
+    names = {"weight", "bias", "readout", "base.loc", "base.scale"}
+    assert names <= set(trace.nodes)
+    assert all(trace.nodes[name]["type"] == "sample" for name in names)
+    values = {name: trace.nodes[name]["value"] for name in names}
+    base = Gaussian(values["base.loc"], values["base.scale"])
+    expected = SNEFY(values["weight"], values["bias"], values["readout"], base=base).log_prob(x)
+    torch.testing.assert_close(trace.nodes["x"]["fn"].log_prob(x), expected)
+    assert not [name for name, node in trace.nodes.items() if node["type"] == "param"]
+
+
+def test_prior_on_constrained_weights() -> None:
+    module = PyroModule[JointSNEFY](GammaFamily(), 3, 1, Exp(0.5), True)
+    trace = pyro.poutine.trace(_rows).get_trace(module, torch.ones(2))
+    assert trace.nodes["raw_weight"]["type"] == "param"
+    module.weight = PyroSample(dist.Exponential(torch.ones(3, 2)).to_event(2))
+    trace = pyro.poutine.trace(_rows).get_trace(module, torch.ones(2))
+    assert trace.nodes["weight"]["type"] == "sample"
+    assert "raw_weight" not in trace.nodes
+    assert torch.equal(trace.nodes["x"]["fn"].weight, trace.nodes["weight"]["value"])
+
+
+def test_parameters_are_learnt_by_svi() -> None:
+    """The usual loop with pyro.module: constraints and all."""
+    module = snefy(PoissonFamily(), 4, activation=Exp(0.5))
+    x = torch.poisson(torch.full((200,), 4.0))
+
+    def model(x: Tensor) -> None:
+        pyro.module("family", module)
+        _rows(module, x)
+
+    svi = pyro.infer.SVI(
+        model, lambda *_: None, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO()
+    )
+    losses = [svi.step(x) / len(x) for _ in range(150)]
+    exact = -dist.Poisson(4.0).log_prob(x).mean()
+    assert losses[0] > exact + 0.3
+    assert losses[-1] < exact + 0.05
+    assert constraints.real.check(module.weight).all()

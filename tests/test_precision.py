@@ -1,0 +1,134 @@
+"""Training in mixed precision, and on another device than the default one."""
+
+import copy
+from collections.abc import Callable
+
+import pyro
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from pyro_snefy import conditional_snefy, fit, snefy
+from pyro_snefy.activations import Cos, Exp, Snake
+from pyro_snefy.bases import Gaussian, GaussianMixture, NormalFamily, UniformSphere
+
+WIDE = (torch.float32, torch.float64)
+
+
+def _scalar() -> Gaussian:
+    return Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+
+
+def _sphere(rows: int) -> Tensor:
+    return nn.functional.normalize(torch.randn(rows, 3) + torch.tensor([1.0, 0.0, 0.0]), dim=-1)
+
+
+def _mixture() -> GaussianMixture:
+    return GaussianMixture(torch.zeros(2), torch.randn(2, 2), torch.ones(2, 2))
+
+
+# Modules, with events and contexts to train them on.
+MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor | None]]] = {
+    "Cos": lambda: (snefy(2, 16, 2), 1 + 2 * torch.randn(400, 2), None),
+    "mixture": lambda: (snefy(_mixture(), 8, 2), 1 + 2 * torch.randn(400, 2), None),
+    "sphere": lambda: (snefy(UniformSphere(3), 6, activation=Exp()), _sphere(400), None),
+    "family": lambda: (
+        snefy(NormalFamily(2), 6, activation=Exp(0.5)),
+        1 + 2 * torch.randn(400, 2),
+        None,
+    ),
+    "conditional": lambda: (
+        conditional_snefy(_scalar(), 2, 8, 4, Snake(1.0), hidden_dims=(16,)),
+        torch.randn(400),
+        torch.randn(400, 2),
+    ),
+}
+ALL = pytest.mark.parametrize("name", MODULES)
+
+
+def _law(module: nn.Module, context: Tensor | None):  # type: ignore[no-untyped-def]
+    return module() if context is None else module(context)
+
+
+@ALL
+def test_autocast(name: str) -> None:
+    """Matrix products of the network are rounded to bfloat16; the normaliser is not."""
+    module, x, context = MODULES[name]()
+    exact = _law(module, context).log_normalizer
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        law = _law(module, context)
+        assert law.log_prob(x).dtype in WIDE
+        assert law.log_normalizer.dtype in WIDE
+        if context is None:  # with a context, the network before it is rounded
+            assert_close(law.log_normalizer, exact, rtol=0, atol=0)
+        history = fit(module, x, context, max_epochs=6, lr=2e-2, progress=False)
+        after = _law(module, context).log_normalizer
+    assert after.isfinite().all()
+    assert min(history.validation_nll) < history.train_nll[0]
+    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+
+
+def test_autocast_rounds_at_all() -> None:
+    """And the log-density is right to the precision of bfloat16 nevertheless."""
+    module, x = snefy(2, 16, 2, Cos()), torch.randn(400, 2)
+    exact = module().log_prob(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = module().log_prob(x)
+    assert not torch.equal(rounded, exact)
+    assert (rounded - exact).abs().mean() < 0.05
+
+
+@ALL
+def test_another_default_device(name: str) -> None:
+    """One switch moves a model: no tensor of a training step is made on the default device.
+
+    Those of the meta device hold no numbers, and fail when they meet others.
+    """
+    module, x, context = MODULES[name]()
+    state = copy.deepcopy(module.state_dict())
+
+    def step() -> dict[str, Tensor]:
+        module.load_state_dict(state)
+        for parameter in module.parameters():
+            parameter.grad = None
+        if context is None:
+            module.initialize(x)
+        else:
+            module.initialize(x, context)
+
+        def model(x: Tensor) -> None:
+            pyro.module("module", module)
+            with pyro.plate("rows", len(x), device=x.device):
+                pyro.sample("x", _law(module, context), obs=x)
+
+        elbo = Trace_ELBO()
+        loss = elbo.loss_and_grads(model, lambda x: None, x)
+        gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+        pyro.clear_param_store()
+        fit(module, x, context, max_epochs=1, batch_size=100, progress=False)
+        return gradients | dict(module.state_dict()) | {"loss": torch.tensor(loss, device="cpu")}
+
+    pyro.set_rng_seed(1)
+    expected = {name: value.clone() for name, value in step().items()}
+    pyro.set_rng_seed(1)
+    with torch.device("meta"):
+        found = step()
+    for key, value in expected.items():
+        assert found[key].device == x.device, key
+        assert_close(found[key], value, rtol=0, atol=0)
+
+
+def test_svi_with_subsampling_on_another_default_device() -> None:
+    module, x, _ = MODULES["mixture"]()
+
+    def model(x: Tensor) -> None:
+        pyro.module("module", module)
+        with pyro.plate("rows", len(x), subsample_size=50, device=x.device) as rows:
+            pyro.sample("x", module(), obs=x[rows])
+
+    svi = SVI(model, lambda x: None, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    with torch.device("meta"):
+        losses = [svi.step(x) for _ in range(3)]
+    assert all(torch.tensor(losses).isfinite())
