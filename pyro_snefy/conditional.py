@@ -169,8 +169,9 @@ class ConditionalSNEFY(nn.Module):
             context: Contexts, with shape :math:`(N, \text{context\_dim})`.
         """
         if _is_real(self.base()):
-            self.loc.copy_(x.mean(0))
-            self.scale.copy_(_positive(x.std(0)))
+            loc = x.nanmean(0)  # NaN marks what is not observed
+            self.loc.copy_(loc)
+            self.scale.copy_(_positive((x - loc).square().nanmean(0).sqrt()))
         self.context_loc.copy_(context.mean(0))
         self.context_scale.copy_(_positive(context.std(0)))
         return self

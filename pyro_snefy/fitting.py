@@ -86,7 +86,7 @@ def fit(
     *,
     max_epochs: int = 200,
     batch_size: int = 256,
-    lr: float = 1e-2,
+    lr: float = 5e-3,
     validation: float = 0.1,
     patience: int = 30,
     progress: bool = True,
@@ -108,7 +108,8 @@ def fit(
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
         max_epochs: The number of passes over the data, along which the learning rate falls.
         batch_size: The number of rows in a step.
-        lr: The highest learning rate.
+        lr: The highest learning rate. Families on their own learn well with up to 0.03, large
+            networks before them with about 0.003.
         validation: The share of rows, drawn at random, that are set aside to choose the epoch.
             With 0, the last epoch is kept.
         patience: The number of epochs without a better validation value after which to stop.

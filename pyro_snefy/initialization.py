@@ -1,6 +1,6 @@
 r"""First values from data: bases by moments, neurons where the events are."""
 
-__all__ = ["centred_members", "fit_base", "random_rows", "spread_neurons"]
+__all__ = ["centred_members", "complete_rows", "fit_base", "random_rows", "spread_neurons"]
 
 import math
 from functools import singledispatch
@@ -28,6 +28,7 @@ from .bases import (
 
 # What is enough for first values, however many events there are.
 _ROWS, _ROUNDS = 10_000, 50
+_FEW = 100  # rows, of which moments are not to be trusted
 
 
 def random_rows(x: Tensor, count: int) -> Tensor:
@@ -37,6 +38,29 @@ def random_rows(x: Tensor, count: int) -> Tensor:
     else:
         index = torch.randint(len(x), (count,), device=x.device)
     return x[index]
+
+
+def complete_rows(x: Tensor) -> Tensor:
+    r"""Events without NaN: those that are complete, or else with values of other events.
+
+    Where there are too few complete ones, what is missing is drawn from what is there of the same
+    coordinate, which keeps the laws of single coordinates.
+
+    Arguments:
+        x: The events, with shape :math:`(N, \text{event})`.
+    """
+    missing = x.isnan()
+    complete = ~(missing.any(-1) if x.dim() > 1 else missing)
+    if complete.all() or complete.sum() >= _FEW or x.dim() == 1:
+        return x[complete]
+    columns = []
+    for column, gaps in zip(x.unbind(-1), missing.unbind(-1), strict=True):
+        known = column[~gaps]
+        if not len(known):
+            return x[:0]
+        drawn = known[torch.randint(len(known), column.shape, device=x.device)]
+        columns.append(torch.where(gaps, drawn, column))
+    return torch.stack(columns, dim=-1)
 
 
 @singledispatch
@@ -72,11 +96,11 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     if base.batch_shape:
         return base
     x = random_rows(x, min(len(x), _ROWS))
-    count = base.logits.shape[-1]
+    count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
     floor = 1e-6 * _variance(x)
-    loc = x[:1]
+    loc, distance = x[:1], x.new_full((len(x),), torch.inf)
     for _ in range(1, count):
-        distance = (x.unsqueeze(-2) - loc).square().sum(-1).amin(-1)
+        distance = torch.minimum(distance, (x - loc[-1]).square().sum(-1))
         loc = torch.cat([loc, x[torch.multinomial(distance + 1e-12 * floor.sum(), 1)]])
     scale = (_variance(x) / count ** (2 / x.shape[-1])).sqrt().expand(loc.shape)
     logits = torch.zeros_like(loc[:, 0])

@@ -10,7 +10,7 @@ from .activations import Activation, Cis, Cos, Exp
 from .bases import Base, Gaussian
 from .bases.base import FourierBase, LaplaceBase
 from .constraints import is_real
-from .initialization import centred_members, fit_base, spread_neurons
+from .initialization import centred_members, complete_rows, fit_base, spread_neurons
 from .kernels.registry import check_closed_form, closed_form
 from .modules import BaseModule, ConstrainedModule
 from .snefy import SNEFY
@@ -97,7 +97,8 @@ class JointSNEFY(ConstrainedModule):
         close to that of the base. Members of exponential families are put where the data are.
 
         Arguments:
-            x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are left out.
+            x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are left out where there
+                are others enough.
         """
         base = self.base()
         x = x.to(self._raw_weight)
@@ -106,10 +107,11 @@ class JointSNEFY(ConstrainedModule):
             raise ValueError(
                 f"JointSNEFY: expected x with shape ({event}) and N >= 1, got {tuple(x.shape)}."
             )
-        missing = x.isnan()
-        x = x[~(missing.any(-1) if base.event_dim else missing)]
+        x = complete_rows(x)
         if not len(x):
-            raise ValueError("JointSNEFY: expected x with a row without NaN, got none.")
+            raise ValueError(
+                "JointSNEFY: expected x with values of every coordinate, got one with NaN alone."
+            )
         if self.learn_base:
             self.base.set(fit_base(base, x))
             base = self.base()

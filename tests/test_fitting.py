@@ -206,6 +206,17 @@ def test_conditional_family() -> None:
     assert module(context).log_prob(x).mean() > -entropy - 0.05
 
 
+def test_conditional_family_with_missing_values() -> None:
+    context = torch.rand(600, 1)
+    x = torch.cat([context, -context], dim=-1) + 0.1 * torch.randn(600, 2)
+    x = torch.where(torch.rand_like(x) < 0.4, torch.nan, x)
+    module = conditional_snefy(2, 1, 6, 2, hidden_dims=(16,)).initialize(x, context)
+    history = fit(module, x, context, max_epochs=8, lr=2e-2, progress=False)
+    assert min(history.validation_nll) < history.train_nll[0] - 0.3
+    mean = module(torch.tensor([[0.9]])).mean[0]
+    torch.testing.assert_close(mean, torch.tensor([0.9, -0.9]), rtol=0, atol=0.15)
+
+
 class Flow(nn.Module):
     """A spline on top of a family."""
 

@@ -198,10 +198,20 @@ def test_bases_by_moments() -> None:
     torch.testing.assert_close(shares, torch.tensor([0.75, 0.0, 0.25]), rtol=0.0, atol=0.01)
 
 
-def test_missing_rows_are_left_out_of_first_values() -> None:
-    x = torch.tensor([[1.0, 2.0], [3.0, 6.0], [torch.nan, 1000.0]])
-    torch.testing.assert_close(snefy(2).initialize(x)().base.loc, torch.tensor([2.0, 4.0]))
-    with pytest.raises(ValueError, match="NaN"):
+def test_missing_values_and_first_values() -> None:
+    """Rows that are complete, if there are enough; values from other rows, if there are not."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 6.0]]).repeat(100, 1)
+    bad = torch.tensor([[torch.nan, 1000.0]])
+    found = snefy(2).initialize(torch.cat([x, bad]))().base
+    torch.testing.assert_close(found.loc, torch.tensor([2.0, 4.0]))
+    gaps = torch.tensor([[True, False], [False, True]]).repeat(500, 1)
+    x = torch.where(gaps, torch.nan, torch.tensor([5.0, -3.0]) + torch.randn(1000, 2))
+    found = snefy(2).initialize(x)().base
+    torch.testing.assert_close(found.loc, torch.tensor([5.0, -3.0]), rtol=0, atol=0.2)
+    torch.testing.assert_close(found.scale, torch.ones(2), rtol=0, atol=0.1)
+    with pytest.raises(ValueError, match="NaN alone"):
+        snefy(2).initialize(torch.tensor([[1.0, torch.nan], [2.0, torch.nan]]))
+    with pytest.raises(ValueError, match="NaN alone"):
         snefy(2).initialize(torch.full((3, 2), torch.nan))
 
 
@@ -276,9 +286,9 @@ def test_parameters_are_learnt_by_svi() -> None:
         _rows(module, x)
 
     svi = pyro.infer.SVI(
-        model, lambda *_: None, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO()
+        model, lambda *_: None, pyro.optim.Adam({"lr": 0.1}), pyro.infer.Trace_ELBO()
     )
-    losses = [svi.step(x) / len(x) for _ in range(150)]
+    losses = [svi.step(x) / len(x) for _ in range(200)]
     exact = -dist.Poisson(4.0).log_prob(x).mean()
     assert losses[0] > exact + 0.3
     assert losses[-1] < exact + 0.05
