@@ -14,6 +14,7 @@ from ..bases.bounded import Pushforward, UniformBox, UniformCube
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..bases.standardized import Standardized
+from ..constraints import is_real
 from ..linalg import broadcast_shapes
 from .line import Line, Neurons
 
@@ -111,6 +112,9 @@ def icdf(law: Any, value: Tensor) -> Tensor:
     coordinate = latent.line()
     q = value.expand(broadcast_shapes(value.shape, law.batch_shape)).double()
     x = coordinate.icdf(q)
+    if is_real(latent.support):
+        ends = torch.where(q > 0, torch.inf, -torch.inf)
+        x = torch.where((q > 0) & (q < 1), x, ends)
     x = to_events(x.unsqueeze(-1) if law.event_shape else x, maps)
     return x.to(torch.promote_types(value.dtype, law.dtype))
 
