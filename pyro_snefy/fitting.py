@@ -145,7 +145,11 @@ def fit(
         train_nll = torch.stack(losses)
         _check_finite(train_nll, f"step {{}} of epoch {epoch + 1}", lr)
         score = None
-        if held_out is not None:
+        if held_out is None:
+            # No loss has been seen of the parameters after the last step.
+            sizes = torch.stack([p.detach().abs().amax() for p in parameters])
+            _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", lr)
+        else:
             score = _evaluate(model, held_out, batch_size)
             _check_finite(score, f"validation after epoch {epoch + 1}", lr)
             history.validation_nll.append(score.item())
@@ -163,7 +167,6 @@ def fit(
             try:
                 for epoch in range(max_epochs):
                     module.train()
-                    losses = []
                     for rows in _batches(train, batch_size, shuffle=True):
                         optimizer.zero_grad()
                         loss = elbo(*rows)
@@ -174,12 +177,13 @@ def fit(
                         losses.append(loss.detach())
                         bar.update()
                     finish_epoch(losses, epoch)
+                    losses = []
                     bar.set_postfix_str(_summary(history))
                     if best.waited >= patience:
                         break
             except KeyboardInterrupt:
                 history.interrupted = True
-                if losses and len(history.train_nll) < max_epochs:
+                if losses:
                     finish_epoch(losses, len(history.train_nll))
             finally:
                 best.restore()
@@ -302,9 +306,19 @@ def _check(
 ) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"fit: expected module to be a torch.nn.Module, got {module!r}.")
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(f"fit: expected a module with parameters to learn, got none in {module}.")
     for name, value in (("x", x), ("context", context)):
         if not (isinstance(value, Tensor) or (value is None and name == "context")):
             raise TypeError(f"fit: expected {name} to be a Tensor, got {value!r}.")
+    for name, bad in (
+        ("x", x.isinf()),
+        ("context", None if context is None else ~context.isfinite()),
+    ):
+        if bad is not None and bad.any():
+            raise ValueError(
+                f"fit: expected a finite {name}, got {int(bad.sum())} values that are not."
+            )
     if context is not None and len(context) != len(x):
         raise ValueError(
             f"fit: expected one context for each row of x, got {len(context)} and {len(x)}."

@@ -183,53 +183,68 @@ def _shaped(value: Tensor, like: Tensor) -> Tensor:
 
 
 @singledispatch
-def centred_members(base: Base, x: Tensor, count: int) -> Tensor | None:
-    r"""Natural parameters of members of an exponential family, each about an event at random.
+def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
+    r"""Natural parameters of members of an exponential family, each about an event.
 
     Arguments:
         base: The base.
-        x: The events, with shape :math:`(N, \text{event})`.
-        count: How many members.
+        centres: Where the members are to be, with shape :math:`(n, \text{event})`.
+        x: Events, with shape :math:`(N, \text{event})`, half of whose variance they are to have.
 
     Returns:
-        The natural parameters, with shape :math:`(\text{count}, D)`, or None where the members
-        are tilted versions of a base that is a law already.
+        The natural parameters, with shape :math:`(n, D)`, or None where the members are tilted
+        versions of a base that is a law already.
     """
     return None
 
 
 @centred_members.register
-def _normal_family(base: NormalFamily, x: Tensor, count: int) -> Tensor:
+def _normal_family(base: NormalFamily, centres: Tensor, x: Tensor) -> Tensor:
     variance = _variance(x) / 2
-    loc = random_rows(x, count)
-    return torch.cat([loc / variance, (-0.5 / variance).expand(loc.shape)], dim=-1)
+    return torch.cat([centres / variance, (-0.5 / variance).expand(centres.shape)], dim=-1)
 
 
 @centred_members.register
-def _gamma_family(base: GammaFamily, x: Tensor, count: int) -> Tensor:
-    mean, variance = random_rows(x, count), _variance(x) / 2
-    # A shape of at least one: the mode is at zero then.
-    concentration = (mean.square() / variance).clamp(min=1.0)
-    return torch.stack([concentration - 1, concentration / mean], dim=-1)
+def _gamma_family(base: GammaFamily, centres: Tensor, x: Tensor) -> Tensor:
+    # Densities that are finite at zero.
+    concentration = (centres.square() / (_variance(x) / 2)).clamp(min=1.0)
+    return torch.stack([concentration - 1, concentration / centres], dim=-1)
 
 
 @centred_members.register
-def _dirichlet_family(base: DirichletFamily, x: Tensor, count: int) -> Tensor:
+def _dirichlet_family(base: DirichletFamily, centres: Tensor, x: Tensor) -> Tensor:
     mean = x.mean(0)
     total = (mean * (1 - mean)).sum() / (_variance(x) / 2).sum() - 1
-    return (total.clamp(min=1.0) * random_rows(x, count)).clamp(min=0.5) - 1 + 0.5
+    return (total.clamp(min=1.0) * centres - 1).clamp(min=0.0)
 
 
 @centred_members.register
-def _poisson_family(base: PoissonFamily, x: Tensor, count: int) -> Tensor:
-    return (random_rows(x, count) + 0.5).log().unsqueeze(-1)
+def _poisson_family(base: PoissonFamily, centres: Tensor, x: Tensor) -> Tensor:
+    return (centres + 0.5).log().unsqueeze(-1)
 
 
 @centred_members.register
-def _uniform_sphere(base: UniformSphere, x: Tensor, count: int) -> Tensor:
+def _uniform_sphere(base: UniformSphere, centres: Tensor, x: Tensor) -> Tensor:
     # The concentration at which as many caps as there are members cover the sphere.
     d = base.num_statistics
-    return random_rows(x, count) * (d - 1) * count ** (2 / (d - 1)) / 2
+    return centres * (d - 1) * len(centres) ** (2 / (d - 1)) / 2
+
+
+@centred_members.register
+def _product_family(base: Product, centres: Tensor, x: Tensor) -> Tensor | None:
+    pieces = zip(base.bases, base.statistics, base._pieces(centres), base._pieces(x), strict=True)
+    blocks = [
+        (centred_members(part, middle, values), size)
+        for part, size, (_, middle), (_, values) in pieces
+    ]
+    if all(block is None for block, _ in blocks):
+        return None
+    # A factor that is a law is left as it is at first.
+    zeros = [centres.new_zeros(len(centres), size) for _, size in blocks]
+    filled = [
+        fill if block is None else block for (block, _), fill in zip(blocks, zeros, strict=True)
+    ]
+    return torch.cat(filled, dim=-1)
 
 
 def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tuple[Tensor, Tensor]:

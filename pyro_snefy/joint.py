@@ -10,11 +10,12 @@ from .activations import Activation, Cis, Cos, Exp
 from .bases import Base, Gaussian
 from .bases.base import FourierBase, LaplaceBase
 from .constraints import is_real
-from .initialization import centred_members, complete_rows, fit_base, spread_neurons
+from .initialization import centred_members, complete_rows, fit_base, random_rows, spread_neurons
 from .kernels.registry import check_closed_form, closed_form
 from .modules import BaseModule, ConstrainedModule
 from .snefy import SNEFY
 
+_ROWS = 10_000  # are enough to see the range of the neurons
 _NOISE = 0.2  # of the readout: enough to tell neurons apart, and little beside the base
 
 
@@ -115,9 +116,10 @@ class JointSNEFY(ConstrainedModule):
         if self.learn_base:
             self.base.set(fit_base(base, x))
             base = self.base()
+        x = random_rows(x, min(len(x), _ROWS))
         members = None
         if isinstance(self.activation, Exp):
-            members = centred_members(base, x, len(self._raw_weight))
+            members = centred_members(base, random_rows(x, len(self._raw_weight)), x)
         if members is not None:
             self._set_members(base, members)
         elif "weight" in self._constraints:

@@ -129,6 +129,24 @@ def test_first_loss_that_is_not_finite() -> None:
     assert module.loc.item() == 3.0
 
 
+def test_last_step_of_an_epoch_that_fails() -> None:
+    """Without validation, no loss tells of it in time."""
+
+    class Late(Normal):
+        def forward(self) -> dist.Normal:
+            law = super().forward()
+            if self.training and self.calls == 8:  # the gradient is not finite, the loss is
+                self.loc.register_hook(lambda gradient: gradient * math.nan)
+            return law
+
+    module = Late()
+    x = torch.randn(400)
+    with pytest.raises(FloatingPointError, match="parameters after epoch 2"):
+        fit(module, x, batch_size=100, lr=0.1, validation=0.0, progress=False)
+    assert module.loc.isfinite()
+    assert module.loc.item() < 3.0
+
+
 @pytest.mark.parametrize("step", [4, 40])
 @pytest.mark.parametrize("validation", [0.0, 0.1])
 def test_interruption_keeps_what_was_learnt(step: int, validation: float) -> None:
@@ -252,9 +270,12 @@ def test_flows_on_top(context_dim: int | None) -> None:
     ("arguments", "message"),
     [
         ({"module": torch.randn}, "module to be a torch.nn.Module"),
+        ({"module": nn.Identity()}, "parameters to learn, got none"),
         ({"x": [1.0]}, "x to be a Tensor"),
         ({"x": torch.randn(5, 3)}, r"shape \(N, 2\), got \(5, 3\)"),
         ({"context": torch.randn(3, 1)}, "one context for each row of x, got 3 and 5"),
+        ({"x": torch.full((5, 2), math.inf)}, "finite x, got 10 values"),
+        ({"context": torch.full((5, 1), math.nan)}, "finite context, got 5 values"),
         ({"max_epochs": 0}, "max_epochs >= 1, got 0"),
         ({"batch_size": 1.5}, "batch_size >= 1, got 1.5"),
         ({"lr": -1.0}, "lr > 0, got -1.0"),

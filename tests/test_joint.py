@@ -222,6 +222,37 @@ def test_sphere_members_are_at_the_data() -> None:
     assert law.log_prob(x).mean() > -math.log(4 * math.pi) + 1
 
 
+@pytest.mark.parametrize(
+    ("base", "truth"),
+    [
+        (NormalFamily(2), dist.Normal(torch.tensor([30.0, -4.0]), 0.2).to_event(1)),
+        (GammaFamily(), dist.Gamma(20.0, 2.0)),
+        (DirichletFamily(3), dist.Dirichlet(torch.tensor([20.0, 10.0, 30.0]))),
+        (PoissonFamily(), dist.Poisson(30.0)),
+    ],
+    ids=str,
+)
+def test_members_start_at_the_data(base: Base, truth: dist.TorchDistribution) -> None:
+    """Within a nat of the truth before anything is learnt, wherever the data are."""
+    x = truth.sample((2000,))
+    law = snefy(base, 20, 4, activation=Exp(0.5)).initialize(x)()
+    divergence = (truth.log_prob(x) - law.log_prob(x)).mean()
+    assert -0.02 < divergence < 0.7
+
+
+def test_members_of_products_start_at_the_data() -> None:
+    x = torch.stack([torch.full((500,), 9.0), torch.full((500,), 70.0)], dim=-1)
+    x = x + torch.rand(500, 2)
+    far, near = (
+        snefy(Product([GammaFamily(), NormalFamily(1)]), 8, 2, activation=Exp()) for _ in range(2)
+    )
+    near.initialize(x)
+    assert near().log_prob(x).mean() > -2
+    assert far().log_prob(x).mean() < -100
+    law = Product([Gaussian(torch.zeros(1), torch.ones(1)), GammaFamily()])
+    assert snefy(law, 8, activation=Exp()).initialize(x)().log_prob(x).isfinite().all()
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="base_or_dim"):
         snefy(0)
