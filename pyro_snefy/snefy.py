@@ -172,10 +172,11 @@ class SNEFY(TorchDistribution):
 
     def _log_normalizer(self) -> Tensor:
         # In float64, and at the batch shape of the parameters, however far that is expanded.
-        network = self._network(torch.float64)
+        network = self._network(self.weight.dtype)
         log_normalizer = network.log_normalizer()
         if self._validate_args:
-            check_normalizer(log_normalizer, network, "readout" if self.gram is None else "gram")
+            name = "readout" if self.gram is None else "gram"
+            check_normalizer(log_normalizer, network.to(torch.float64), name)
         return log_normalizer
 
     @property

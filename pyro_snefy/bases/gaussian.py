@@ -8,10 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Normal, constraints
+from torch.distributions import constraints
 
 from ..linalg import broadcast_shapes, rows_matmul
 from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
+
+_LOG_ROOT = math.log(2 * math.pi) / 2
 
 
 class Gaussian(FourierBase, LaplaceBase):
@@ -86,11 +88,16 @@ class Gaussian(FourierBase, LaplaceBase):
             log_scale = self.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
             return -(white.square() + math.log(2 * math.pi)).sum(-1) / 2 - log_scale
         assert self.scale is not None
-        log_prob = Normal(self.loc, self.scale, validate_args=False).log_prob(x)
-        return log_prob.sum(-1) if self.event_dim else log_prob
+        log_density = _log_normal(x, self.loc, self.scale)
+        return log_density.sum(-1) if self.event_dim else log_density
 
     def mean(self, like: Tensor) -> Tensor:
         return self.loc if self.event_dim else self.loc.unsqueeze(-1)
+
+    @property
+    def factor(self) -> Tensor:
+        r"""A factor of :math:`C`, with shape :math:`(*, d, d)`, or its diagonal, :math:`(*, d)`."""
+        return self._vector_scale() if self.scale_tril is None else self.scale_tril
 
     def covariance(self, like: Tensor) -> Tensor:
         if self.scale_tril is not None:
@@ -166,7 +173,7 @@ class Gaussian(FourierBase, LaplaceBase):
         if not self.event_dim:
             return super().partial(x, observed)
         if self.scale_tril is None:
-            log_prob = Normal(self.loc, self._vector_scale(), validate_args=False).log_prob(x)
+            log_prob = _log_normal(x, self.loc, self._vector_scale())
             return Partial(
                 self,
                 torch.where(observed, x, 0.0),
@@ -210,6 +217,12 @@ class Gaussian(FourierBase, LaplaceBase):
         assert self.scale is not None
         scale = self.scale if self.event_dim else self.scale.unsqueeze(-1)
         return scale
+
+
+def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    # With fewer operations than that of torch.
+    constant = scale.log() + _LOG_ROOT
+    return ((x - loc) / scale).square() * -0.5 - constant
 
 
 def _broadcast(name: str, loc: Size, other: Size) -> Size:
