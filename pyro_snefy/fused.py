@@ -40,14 +40,14 @@ class Fused(Function):
         # Compilers fuse by themselves; traces and functional transforms see single operations.
         if (
             torch.compiler.is_compiling()
-            or torch.jit.is_tracing()
+            or torch.jit.is_tracing()  # type: ignore[attr-defined]
             or torch._C._are_functorch_transforms_active()
         ):
             return cls.plain(*inputs)
         return cls.apply(cls, *inputs)
 
     @staticmethod
-    def forward(ctx: Any, cls: Any, *inputs: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, cls: Any, *inputs: Any) -> Tensor:
         value, saved = cls.value(*inputs)
         tensors = [x for x in inputs if isinstance(x, Tensor)]
         ctx.cls, ctx.constants = cls, inputs[len(tensors) :]
@@ -55,7 +55,7 @@ class Fused(Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         needed, tensors = ctx.needs_input_grad[1:], ctx.saved_tensors
         count = len(needed) - len(ctx.constants)
         inputs = (*tensors[:count], *ctx.constants)

@@ -1,6 +1,6 @@
 r"""Products of batched matrices with batches of rows, without copies of the matrices."""
 
-__all__ = ["affine", "bilinear", "broadcast_shapes", "rows_matmul", "safe_log"]
+__all__ = ["affine", "bilinear", "broadcast_shapes", "rows_matmul", "safe_log", "safe_logsumexp"]
 
 import torch
 from torch import Size, Tensor
@@ -78,3 +78,11 @@ def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
     zero = x.gt(0).logical_not_()
     return x.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
+
+
+def safe_logsumexp(x: Tensor) -> Tensor:
+    r"""Returns :math:`\log \sum_k e^{x_k}`, with a zero gradient where every term is zero."""
+    # That of torch has the gradient NaN there, as far from all components of a mixture.
+    zero = (x == -torch.inf).all(-1, keepdim=True)
+    total = x.masked_fill(zero, 0.0).logsumexp(-1)
+    return total.masked_fill(zero.squeeze(-1), -torch.inf)

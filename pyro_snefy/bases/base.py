@@ -68,13 +68,13 @@ class Partial(NamedTuple):
         statistic: What is known of the statistics of each row, with shape :math:`(K, R, D)`. The
             neurons of the row are :math:`\sigma(W s + W' t + b)`, with :math:`t` of this base.
         mask: The columns of :math:`W'` that are those of :math:`W`, the others being zero, with
-            shape :math:`(K, 1, D)`.
+            shape :math:`(K, 1, D)`, or None for all of them.
         log_density: The log-density of what is observed, with shape :math:`(K, R)`.
     """
 
     base: "Base"
     statistic: Tensor
-    mask: Tensor
+    mask: Tensor | None
     log_density: Tensor
 
 

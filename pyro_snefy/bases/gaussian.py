@@ -174,12 +174,10 @@ class Gaussian(FourierBase, LaplaceBase):
             return super().partial(x, observed)
         if self.scale_tril is None:
             log_prob = _log_normal(x, self.loc, self._vector_scale())
-            return Partial(
-                self,
-                torch.where(observed, x, 0.0),
-                ~observed,
-                torch.where(observed, log_prob, 0.0).sum(-1),
-            )
+            hidden = ~observed
+            base = Gaussian(self.loc * hidden, self._vector_scale() * hidden, validate_args=False)
+            log_density = torch.where(observed, log_prob, 0.0).sum(-1)
+            return Partial(base, torch.where(observed, x, 0.0), None, log_density)
         # Masks in place of slices, so that all patterns are of one size: rows and columns of what
         # is not observed are those of the identity.
         known = observed.to(x.dtype)  # (K, 1, d)
@@ -199,8 +197,7 @@ class Gaussian(FourierBase, LaplaceBase):
         base = Gaussian(
             torch.zeros_like(self.loc), scale_tril=spread.unsqueeze(-3), validate_args=False
         )
-        mask = torch.ones_like(observed)
-        return Partial(base, mean, mask, -square / 2 - log_det.unsqueeze(-1))
+        return Partial(base, mean, None, -square / 2 - log_det.unsqueeze(-1))
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         # |w_i - w_j|^2 / 2 in the metric of C, as the difference of these two.
