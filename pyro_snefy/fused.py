@@ -19,8 +19,8 @@ class Fused(Function):
 
     A subclass defines the static methods
 
-    - ``plain(*inputs)``, the value in operations that autograd, vmap and compilers understand,
-    - ``value(*inputs)``, the same value, and a tuple of what else its gradient needs, and
+    - ``plain(*inputs)``, the value in operations that autograd and vmap understand,
+    - ``value(*inputs)``, the same value, and a list of what else its gradient needs, and
     - ``gradient(grad, inputs, saved, needed)``, the gradients of the inputs.
 
     It is evaluated by :meth:`call`.
@@ -37,12 +37,9 @@ class Fused(Function):
         Arguments:
             inputs: Tensors, and then constants that are none.
         """
-        # Compilers fuse by themselves; traces and functional transforms see single operations.
-        if (
-            torch.compiler.is_compiling()
-            or torch.jit.is_tracing()  # type: ignore[attr-defined]
-            or torch._C._are_functorch_transforms_active()
-        ):
+        # Traces and functional transforms differentiate single operations.
+        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
+        if tracing or torch._C._are_functorch_transforms_active():
             return cls.plain(*inputs)
         return cls.apply(cls, *inputs)
 

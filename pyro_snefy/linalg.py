@@ -1,6 +1,16 @@
 r"""Products of batched matrices with batches of rows, without copies of the matrices."""
 
-__all__ = ["affine", "bilinear", "broadcast_shapes", "rows_matmul", "safe_log", "safe_logsumexp"]
+__all__ = [
+    "affine",
+    "bilinear",
+    "broadcast_shapes",
+    "rows_matmul",
+    "safe_log",
+    "safe_logsumexp",
+    "take",
+]
+
+from collections.abc import Sequence
 
 import torch
 from torch import Size, Tensor
@@ -57,6 +67,20 @@ def affine(rows: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
     if rows.dim() == matrix.dim() == 2 and shift.shape[:-1] in ((), rows.shape[:1]):
         return torch.addmm(shift, rows, matrix.mT)  # one operation, with two fewer backwards
     return rows_matmul(rows, matrix.mT) + shift
+
+
+def take(x: Tensor, dims: Sequence[int]) -> Tensor:
+    r"""Takes entries of the last dimension, as a view where they are evenly spaced.
+
+    Arguments:
+        x: The tensor, with shape :math:`(*, D)`.
+        dims: The entries, at least one.
+    """
+    first, last = dims[0], dims[-1]
+    step = dims[1] - first if len(dims) > 1 else 1
+    if step > 0 and list(dims) == list(range(first, last + 1, step)):
+        return x[..., first : last + 1 : step]
+    return x[..., list(dims)]
 
 
 def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from .activations import Cis, Cos, Exp, Sin
 from .constraints import permuted
 from .kernels import Separable, kernel
+from .linalg import take
 from .network import Network
 
 
@@ -88,7 +89,7 @@ class Marginal(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        return self.joint.marginal_log_prob(sorted(self.dims), value[..., self._order])
+        return self.joint.marginal_log_prob(sorted(self.dims), take(value, self._order))
 
     def marginal(self, dims: Sequence[int]) -> Any:
         """The law of some of these coordinates, in the given order."""

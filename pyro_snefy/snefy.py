@@ -14,7 +14,7 @@ from .activations import Activation, Cis, Cos
 from .bases import Base, Discrete, Gaussian
 from .forms import Features, Gram
 from .kernels.registry import check_closed_form
-from .linalg import broadcast_shapes, rows_matmul
+from .linalg import affine, broadcast_shapes, rows_matmul, take
 from .marginal import Marginal, check_dims, closed_marginal
 from .missing import PartiallyObserved
 from .moments import moments
@@ -245,16 +245,19 @@ class SNEFY(TorchDistribution):
                 f"SNEFY: expected values with shape (*, {len(dims)}), got {tuple(values.shape)}."
             )
         order = sorted(range(len(dims)), key=dims.__getitem__)
-        dims, values = sorted(dims), values[..., order].to(self.weight.dtype)
+        dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
         others = self.base.others(dims)
         if not others:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
         given = self.base.marginal(dims)
-        weight = self.weight[..., self.base.columns(dims)]
-        bias = rows_matmul(given.statistic(values), weight.mT)
+        weight, statistic = take(self.weight, self.base.columns(dims)), given.statistic(values)
+        if self.bias is None:
+            bias = rows_matmul(statistic, weight.mT)
+        else:
+            bias = affine(statistic, weight, self.bias)
         return SNEFY(
-            self.weight[..., self.base.columns(others)],
-            bias if self.bias is None else self.bias + bias,
+            take(self.weight, self.base.columns(others)),
+            bias,
             self.readout,
             gram=self.gram,
             activation=self.activation,

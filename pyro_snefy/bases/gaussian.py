@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..linalg import broadcast_shapes, rows_matmul
+from ..linalg import broadcast_shapes, rows_matmul, take
 from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
 
 _LOG_ROOT = math.log(2 * math.pi) / 2
@@ -145,8 +145,10 @@ class Gaussian(FourierBase, LaplaceBase):
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
         if self.scale_tril is None:
             scale = self._vector_scale()
-            loc, scale = torch.broadcast_tensors(self.loc, scale)
-            return Gaussian(loc[..., dims], scale[..., dims], validate_args=False)
+            loc = self.loc
+            if loc.shape != scale.shape:
+                loc, scale = torch.broadcast_tensors(loc, scale)
+            return Gaussian(take(loc, dims), take(scale, dims), validate_args=False)
         covariance = self.covariance(self.loc)[..., dims, :][..., dims]
         return Gaussian(
             self.loc[..., dims], scale_tril=torch.linalg.cholesky(covariance), validate_args=False
