@@ -126,15 +126,15 @@ def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | N
     each of which is a neuron again.
 
     Arguments:
-        network: The network of all coordinates, in float64.
+        network: The network of all coordinates.
         dims: The coordinates that are kept.
 
     Returns:
-        Arguments of the marginal family, or None where it is none of this kind.
+        Arguments of the marginal family, in float64, or None where it is none of this kind.
     """
     if not isinstance(network.activation, Cos | Sin | Cis | Exp):
         return None
-    network = network.real()
+    network = network.to(torch.float64).real()
     base, weight, activation = network.base, network.weight, network.activation
     try:
         law, regression = base.marginal(dims), base.regression(dims, weight)

@@ -246,17 +246,11 @@ class SNEFY(TorchDistribution):
             )
         order = sorted(range(len(dims)), key=dims.__getitem__)
         dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
-        others = self.base.others(dims)
-        if not others:
+        if len(dims) == self.event_shape[0]:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
-        given = self.base.marginal(dims)
-        weight, statistic = take(self.weight, self.base.columns(dims)), given.statistic(values)
-        if self.bias is None:
-            bias = rows_matmul(statistic, weight.mT)
-        else:
-            bias = affine(statistic, weight, self.bias)
+        weight, bias = self._given(dims, self.base.marginal(dims).statistic(values))
         return SNEFY(
-            take(self.weight, self.base.columns(others)),
+            weight,
             bias,
             self.readout,
             gram=self.gram,
@@ -264,6 +258,14 @@ class SNEFY(TorchDistribution):
             base=self.base.conditional(dims, values),
             validate_args=self._validate_args,
         )
+
+    def _given(self, dims: Sequence[int], statistic: Tensor) -> tuple[Tensor, Tensor]:
+        # The weights of the other coordinates, and the biases that the given ones make.
+        base, weight = self.base, take(self.weight, self.base.columns(dims))
+        rest = take(self.weight, base.columns(base.others(dims)))
+        if self.bias is None:
+            return rest, rows_matmul(statistic, weight.mT)
+        return rest, affine(statistic, weight, self.bias)
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         r"""The law of some coordinates, in the given order.
@@ -279,7 +281,7 @@ class SNEFY(TorchDistribution):
         if dims == list(range(self.event_shape[0])):
             return self
         if len(dims) < self.event_shape[0]:
-            closed = closed_marginal(self._network(torch.float64), dims)
+            closed = closed_marginal(self._network(self.weight.dtype), dims)
             if closed is not None:
                 return self._like(**closed)
         return Marginal(self, dims)
@@ -332,9 +334,15 @@ class SNEFY(TorchDistribution):
             return self._log_normalizer().expand(values.shape[:-1])
         if len(dims) == self.event_shape[0]:
             return self._network(values.dtype).log_density(values)
-        numerator = self.conditional(dims, values)
-        numerator._validate_args = False  # its constant is a density here, and may be zero
-        return self.base.marginal(dims).log_density(values) + numerator._log_normalizer()
+        law, dtype = self.base.marginal(dims), self.weight.dtype
+        narrow = values.to(dtype)
+        weight, bias = self._given(dims, law.statistic(narrow))
+        others = self.base.conditional(dims, narrow)
+        # As the conditional law, whose constant is a density here, and may be zero.
+        network = Network.build(
+            self.activation, others, weight, bias, self.readout, self.gram, dtype
+        )
+        return law.log_density(values) + network.log_normalizer()
 
     @property
     def mean(self) -> Tensor:

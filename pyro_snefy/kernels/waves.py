@@ -111,20 +111,19 @@ class _LogTrace(Fused):
         # K x n x n
         gram, phase = torch.mm(readout.t(), readout), torch.bmm(white, white.mT)
         half = phase.diagonal(dim1=1, dim2=2).mul(0.5)
-        left, right = half.unsqueeze(2), half.unsqueeze(1)
-        halves = (left + right).add_(_LOG_2)
-        waves = white.new_empty((2, count, n, n))
-        minus, plus = waves.unbind()
-        torch.sub(phase, halves, out=minus)
-        torch.add(phase, halves, out=plus).neg_()
-        waves.clamp_(min=CUTOFF).exp_()
+        left, right = (half + _LOG_2).unsqueeze(2), half.unsqueeze(1)
         blocks = white.new_empty((3 if snake else 2, count, n, n))
-        *_, cos_block, sin_block = blocks.unbind()
-        torch.add(minus, plus, out=blocks[0])
-        torch.sub(minus, plus, out=sin_block)
-        half.clamp_(max=-CUTOFF).neg_().exp_()
+        waves = blocks[::2] if snake else blocks
+        minus, plus = waves.unbind()
+        torch.sub(phase, left, out=minus).sub_(right)
+        torch.add(phase, left, out=plus).add_(right).neg_()
+        waves.clamp_(min=CUTOFF).exp_()
+        # Sum and difference of the two, in their place.
+        minus.add_(plus)
+        plus.mul_(-2).add_(minus)
+        decay = half.clamp_(max=-CUTOFF).neg_().exp_().unsqueeze(1)
         if snake:
-            torch.addcmul(blocks[0], left, right, value=-1, out=cos_block)
+            torch.addcmul(minus, decay.mT, decay, value=-1, out=blocks[1])
         # K x B x n
         features = white.new_empty((3 if snake else 2, count, rows, n))
         waves_in = features[:2]
@@ -133,15 +132,15 @@ class _LogTrace(Fused):
         torch.add(shift, bias, alpha=frequency, out=angle)
         torch.cos(angle, out=cos)
         torch.sin(angle, out=sin)
-        matrices = torch.mul(gram, blocks[-2:], out=waves).view(2 * count, n, n)
+        matrices = torch.mul(gram, blocks[-2:]).view(2 * count, n, n)
         waves_out = torch.bmm(waves_in.view(2 * count, rows, n), matrices).view(waves_in.shape)
         saved = [readout, gram, white, phase, blocks]
         if isinstance(activation, Snake):
-            mean = angle.addcmul_(cos, right, value=-1)
+            mean = angle.addcmul_(cos, decay, value=-1)
             if activation.offset:
                 mean.add_(1.0)
             mean_out = torch.mm(mean.view(-1, n), readout.t())
-            linear = torch.mul(gram, phase, out=halves).sum(1)
+            linear = torch.mul(gram, phase).sum(1)
             edge = (linear * half).unsqueeze(1)
             waves_out[1] += edge
             rest = torch.bmm(sin, edge.mT).squeeze(2).add_(linear.sum(-1, keepdim=True))
@@ -169,15 +168,14 @@ class _LogTrace(Fused):
         waves_in = features[:2]
         scratch = waves_in * column
         shape = (2 * count, rows, n)
-        squares = torch.bmm(waves_in.view(shape).mT, scratch.view(shape)).to(_WIDE)
-        squares = squares.view(2, count, n, n)
-        (slope, other), (out, other_out) = (
-            _order(activation, scratch),
-            _order(activation, waves_out),
-        )
+        squares = torch.bmm(waves_in.view(shape).mT, scratch.view(shape)).view(2, count, n, n)
+        slope, other = _order(activation, scratch)
+        out, other_out = _order(activation, waves_out)
         slope.mul_(other_out).addcmul_(other, out, value=-1)
-        g_gram = torch.mul(squares, blocks[-2:]).sum(0)  # (K, n, n), plus its transpose
-        g_phase = torch.mul(squares[0], blocks[-1]).addcmul_(squares[1], blocks[0])
+        # K x n x n, by the gram and by the phases, each of them plus its transpose
+        (cos_square, sin_square), (*_, cos_block, sin_block) = squares.unbind(), blocks.unbind()
+        g_gram = torch.mul(cos_square, cos_block).addcmul_(sin_square, sin_block)
+        g_phase = torch.mul(cos_square, sin_block).addcmul_(sin_square, blocks[0])
         g_diagonal = torch.mul(g_gram, gram).sum(1).neg_()
         g_readout = None
         if snake:
