@@ -201,7 +201,8 @@ class Snake(FourierActivation):
 
     def __call__(self, z: Tensor) -> Tensor:
         if self.offset:
-            return z + (self.a * z).sin().square() / self.a
+            sin = (self.a * z).sin()
+            return torch.addcmul(z, sin, sin, value=1 / self.a)
         return z - (2 * self.a * z).cos() / (2 * self.a)
 
 

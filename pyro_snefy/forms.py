@@ -42,6 +42,10 @@ class Form:
         r"""The matrix :math:`M` of the form, with shape :math:`(*, n, n)`."""
         raise NotImplementedError
 
+    def to(self, dtype: torch.dtype) -> "Form":
+        """The same form in another dtype."""
+        return self if self.matrix.dtype == dtype else type(self)(self.matrix.to(dtype))
+
     def unsqueeze(self) -> "Form":
         """The same form with one more batch dimension, on the right; one form stays one."""
         if self.matrix.dim() == 2:
@@ -76,15 +80,15 @@ class Readout(Form):
         return self.matrix.mT @ self.matrix
 
     def log_square(self, features: Features) -> Tensor:
-        matrix, features, log_scale = self._rescale(features)
+        matrix, log_scale = self.matrix, None
+        # Squares of float32 are numbers in float64, so that these need no scale.
+        if features.log_scale is not None or matrix.dtype == torch.float64:
+            matrix, features, log_scale = self._rescale(features)
         value = features.values[0]
         assert value is not None
         rows = rows_matmul(value, matrix.mT)  # (*, m)
-        # Squares of small numbers underflow before their logarithm does.
-        largest = rows.detach().abs().amax(-1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1.0)
-        log_scale = log_scale + 2 * largest.log().squeeze(-1)
-        return safe_log((rows / largest).square().sum(-1)) + log_scale
+        log_norm = safe_log(torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64))
+        return 2 * log_norm if log_scale is None else 2 * log_norm + log_scale
 
     def log_trace(self, features: Features, blocks: Blocks) -> Tensor:
         matrix, features, log_scale = self._rescale(features)

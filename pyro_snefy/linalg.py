@@ -1,6 +1,16 @@
 r"""Products of batched matrices with batches of rows, without copies of the matrices."""
 
-__all__ = ["bilinear", "broadcast_shapes", "rows_matmul", "safe_log"]
+__all__ = [
+    "affine",
+    "bilinear",
+    "broadcast_shapes",
+    "rows_matmul",
+    "safe_log",
+    "safe_logsumexp",
+    "take",
+]
+
+from collections.abc import Sequence
 
 import torch
 from torch import Size, Tensor
@@ -46,6 +56,33 @@ def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
     return out.permute(*(order.index(k) for k in range(rank)), rank)
 
 
+def affine(rows: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
+    r"""Evaluates :math:`y_k = \sum_i A_{ki} x_i + b_k`, with broadcasting.
+
+    Arguments:
+        rows: The rows :math:`x`, with shape :math:`(*, I)`.
+        matrix: The matrix :math:`A`, with shape :math:`(*, K, I)`.
+        shift: The shift :math:`b`, with shape :math:`(*, K)`.
+    """
+    if rows.dim() == matrix.dim() == 2 and shift.shape[:-1] in ((), rows.shape[:1]):
+        return torch.addmm(shift, rows, matrix.mT)  # one operation, with two fewer backwards
+    return rows_matmul(rows, matrix.mT) + shift
+
+
+def take(x: Tensor, dims: Sequence[int]) -> Tensor:
+    r"""Takes entries of the last dimension, as a view where they are evenly spaced.
+
+    Arguments:
+        x: The tensor, with shape :math:`(*, D)`.
+        dims: The entries, at least one.
+    """
+    first, last = dims[0], dims[-1]
+    step = dims[1] - first if len(dims) > 1 else 1
+    if step > 0 and list(dims) == list(range(first, last + 1, step)):
+        return x[..., first : last + 1 : step]
+    return x[..., list(dims)]
+
+
 def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tensor:
     r"""Evaluates the bilinear form :math:`\sum_{ij} u_i A_{ij} v_j`, with broadcasting.
 
@@ -63,5 +100,13 @@ def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tenso
 
 def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
-    positive = x > 0
-    return torch.where(positive, torch.where(positive, x, 1.0).log(), -torch.inf)
+    zero = x.gt(0).logical_not_()
+    return x.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
+
+
+def safe_logsumexp(x: Tensor) -> Tensor:
+    r"""Returns :math:`\log \sum_k e^{x_k}`, with a zero gradient where every term is zero."""
+    # That of torch has the gradient NaN there, as far from all components of a mixture.
+    zero = (x == -torch.inf).all(-1, keepdim=True)
+    total = x.masked_fill(zero, 0.0).logsumexp(-1)
+    return total.masked_fill(zero.squeeze(-1), -torch.inf)

@@ -13,6 +13,7 @@ from torch import Size, Tensor
 from .activations import Cis, Cos, Exp, Sin
 from .constraints import permuted
 from .kernels import Separable, kernel
+from .linalg import take
 from .network import Network
 from .sampling import Line, cdf, icdf, line
 
@@ -91,7 +92,7 @@ class Marginal(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        return self.joint.marginal_log_prob(sorted(self.dims), value[..., self._order])
+        return self.joint.marginal_log_prob(sorted(self.dims), take(value, self._order))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -184,15 +185,15 @@ def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | N
     each of which is a neuron again.
 
     Arguments:
-        network: The network of all coordinates, in float64.
+        network: The network of all coordinates.
         dims: The coordinates that are kept.
 
     Returns:
-        Arguments of the marginal family, or None where it is none of this kind.
+        Arguments of the marginal family, in float64, or None where it is none of this kind.
     """
     if not isinstance(network.activation, Cos | Sin | Cis | Exp):
         return None
-    network = network.real()
+    network = network.to(torch.float64).real()
     base, weight, activation = network.base, network.weight, network.activation
     try:
         law, regression = base.marginal(dims), base.regression(dims, weight)

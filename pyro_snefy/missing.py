@@ -9,6 +9,7 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from .constraints import missing
+from .kernels.registry import is_narrow
 from .linalg import broadcast_shapes, rows_matmul
 from .network import Network
 
@@ -122,13 +123,15 @@ class PartiallyObserved(TorchDistribution):
 
     def _log_numerator(self, rows: Tensor, observed: Tensor, shape: Size) -> Tensor:
         # The logarithm of the marginal density times Z, row by row.
-        network = self.joint._network(torch.float64)
-        patterns, pattern = torch.unique(observed, dim=0, return_inverse=True)
+        joint = self.joint
+        narrow = is_narrow(joint.activation, joint.base)
+        network = joint._network(joint.weight.dtype if narrow else torch.float64)
+        patterns, pattern = _patterns(observed)
         one_model = network.weight.dim() == 2 and network.form.matrix.dim() == 2
         if one_model and network.base.batch_shape == ():
             blocks = _Blocks(pattern, len(patterns))
             bias = network.bias.expand(shape + network.bias.shape[-1:]).flatten(0, -2)
-            events = rows.double()[blocks.rows]  # (K, R, d)
+            events = rows.to(network.weight.dtype)[blocks.rows]  # (K, R, d)
             partial = network.base.partial(events, patterns[blocks.pattern].unsqueeze(-2))
             if partial is not None:
                 weight = network.weight
@@ -136,7 +139,8 @@ class PartiallyObserved(TorchDistribution):
                 network = Network(
                     network.activation,
                     partial.base,
-                    weight * partial.mask.unsqueeze(-2),  # (K, 1, n, D)
+                    # (K, 1, n, D) where there is a mask
+                    weight if partial.mask is None else weight * partial.mask.unsqueeze(-2),
                     bias[blocks.rows] + known if network.bias.dim() > 1 else network.bias + known,
                     network.form,
                 )
@@ -153,6 +157,17 @@ class PartiallyObserved(TorchDistribution):
             value = joint.marginal_log_numerator(dims, values).reshape(-1)
             total = torch.where(pattern == k, value.to(dtype), total)
         return total
+
+
+def _patterns(observed: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Finds the rows that differ, with shape :math:`(K, d)`, and which of them each row is."""
+    d = observed.shape[-1]
+    if d > 62:
+        return torch.unique(observed, dim=0, return_inverse=True)
+    # As binary numbers, which are sorted much faster than rows.
+    digits = torch.arange(d, device=observed.device)
+    numbers, pattern = torch.unique((observed << digits).sum(-1), return_inverse=True)
+    return (numbers.unsqueeze(-1) >> digits & 1).bool(), pattern
 
 
 class _Blocks:

@@ -12,7 +12,8 @@ from .activations import Activation, Cis, Cos
 from .bases import Base
 from .forms import Form, Gram, Readout
 from .kernels import Kernel, kernel
-from .linalg import rows_matmul
+from .kernels.registry import is_narrow
+from .linalg import affine
 
 
 class Network(NamedTuple):
@@ -49,18 +50,23 @@ class Network(NamedTuple):
         :math:`A + iB`, its real part is :math:`A \cos z - B \sin z` and its imaginary part
         :math:`B \cos z + A \sin z`.
         """
-        if weight.dtype != dtype:
-            base, weight = base.map(lambda x: x.to(dtype)), weight.to(dtype)
-        bias = weight.new_zeros(weight.shape[-2:-1]) if bias is None else bias.to(dtype)
+        bias = weight.new_zeros(weight.shape[-2:-1]) if bias is None else bias
         matrix = readout if gram is None else gram
         assert matrix is not None
         if isinstance(activation, Cis):
             real = matrix.real if matrix.is_complex() else matrix
             imag = matrix.imag if matrix.is_complex() else torch.zeros_like(matrix)
             matrix = torch.cat([torch.cat([real, -imag], -1), torch.cat([imag, real], -1)], -2)
-        matrix = matrix.to(dtype)
         form: Form = Readout(matrix) if gram is None else Gram(matrix)
-        return cls(activation, base, weight, bias, form)
+        return cls(activation, base, weight, bias, form).to(dtype)
+
+    def to(self, dtype: torch.dtype) -> "Network":
+        """The same network in another dtype."""
+        activation, base, weight, bias, form = self
+        if weight.dtype == dtype:
+            return self
+        base = base.map(lambda x: x.to(dtype))
+        return Network(activation, base, weight.to(dtype), bias.to(dtype), form.to(dtype))
 
     def take(self, member: Tensor) -> "Network":
         """Some members of a flat batch; what they all share has no batch dimension, and stays."""
@@ -85,13 +91,14 @@ class Network(NamedTuple):
         return kernel(self.activation, self.base, self.weight)
 
     def log_normalizer(self) -> Tensor:
-        r"""The logarithm of :math:`\int \|V \sigma(W t(x) + b)\|^2 \mu(dx)`."""
-        return self.kernel().log_normalizer(self.form, self.bias)
+        r"""The logarithm of :math:`\int \|V \sigma(W t(x) + b)\|^2 \mu(dx)`, in float64."""
+        network = self if is_narrow(self.activation, self.base) else self.to(torch.float64)
+        return network.kernel().log_normalizer(network.form, network.bias)
 
     def log_density(self, x: Tensor) -> Tensor:
         r"""The logarithm of :math:`\mu(x) \|V \sigma(W t(x) + b)\|^2` for events in the support."""
         statistic, weight, bias = self.base.statistic(x), self.weight, self.bias
         if self.activation.wide:
             statistic, weight, bias = statistic.double(), weight.double(), bias.double()
-        features = self.activation.features(rows_matmul(statistic, weight.mT) + bias)
+        features = self.activation.features(affine(statistic, weight, bias))
         return self.base.log_density(x) + self.form.log_square(features)

@@ -16,7 +16,7 @@ from .bases.base import flatten_batch
 from .bases.bounded import Pushforward
 from .forms import Features, Gram, Readout
 from .kernels.registry import check_closed_form
-from .linalg import broadcast_shapes, rows_matmul
+from .linalg import affine, broadcast_shapes, rows_matmul, take
 from .marginal import Marginal, check_dims, closed_marginal
 from .missing import PartiallyObserved
 from .moments import moments
@@ -244,10 +244,11 @@ class SNEFY(TorchDistribution):
 
     def _log_normalizer(self) -> Tensor:
         # In float64, and at the batch shape of the parameters, however far that is expanded.
-        network = self._network(torch.float64)
+        network = self._network(self.weight.dtype)
         log_normalizer = network.log_normalizer()
         if self._validate_args:
-            check_normalizer(log_normalizer, network, "readout" if self.gram is None else "gram")
+            name = "readout" if self.gram is None else "gram"
+            check_normalizer(log_normalizer, network.to(torch.float64), name)
         return log_normalizer
 
     @property
@@ -392,22 +393,27 @@ class SNEFY(TorchDistribution):
                 f"SNEFY: expected values with shape (*, {len(dims)}), got {tuple(values.shape)}."
             )
         order = sorted(range(len(dims)), key=dims.__getitem__)
-        dims, values = sorted(dims), values[..., order].to(self.weight.dtype)
-        others = self.base.others(dims)
-        if not others:
+        dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
+        if len(dims) == self.event_shape[0]:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
-        given = self.base.marginal(dims)
-        weight = self.weight[..., self.base.columns(dims)]
-        bias = rows_matmul(given.statistic(values), weight.mT)
+        weight, bias = self._given(dims, self.base.marginal(dims).statistic(values))
         return SNEFY(
-            self.weight[..., self.base.columns(others)],
-            bias if self.bias is None else self.bias + bias,
+            weight,
+            bias,
             self.readout,
             gram=self.gram,
             activation=self.activation,
             base=self.base.conditional(dims, values),
             validate_args=self._validate_args,
         )
+
+    def _given(self, dims: Sequence[int], statistic: Tensor) -> tuple[Tensor, Tensor]:
+        # The weights of the other coordinates, and the biases that the given ones make.
+        base, weight = self.base, take(self.weight, self.base.columns(dims))
+        rest = take(self.weight, base.columns(base.others(dims)))
+        if self.bias is None:
+            return rest, rows_matmul(statistic, weight.mT)
+        return rest, affine(statistic, weight, self.bias)
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         r"""The law of some coordinates, in the given order.
@@ -423,7 +429,7 @@ class SNEFY(TorchDistribution):
         if dims == list(range(self.event_shape[0])):
             return self
         if len(dims) < self.event_shape[0]:
-            closed = closed_marginal(self._network(torch.float64), dims)
+            closed = closed_marginal(self._network(self.weight.dtype), dims)
             if closed is not None:
                 return self._like(**closed)
         return Marginal(self, dims)
@@ -476,9 +482,15 @@ class SNEFY(TorchDistribution):
             return self._log_normalizer().expand(values.shape[:-1])
         if len(dims) == self.event_shape[0]:
             return self._network(values.dtype).log_density(values)
-        numerator = self.conditional(dims, values)
-        numerator._validate_args = False  # its constant is a density here, and may be zero
-        return self.base.marginal(dims).log_density(values) + numerator._log_normalizer()
+        law, dtype = self.base.marginal(dims), self.weight.dtype
+        narrow = values.to(dtype)
+        weight, bias = self._given(dims, law.statistic(narrow))
+        others = self.base.conditional(dims, narrow)
+        # As the conditional law, whose constant is a density here, and may be zero.
+        network = Network.build(
+            self.activation, others, weight, bias, self.readout, self.gram, dtype
+        )
+        return law.log_density(values) + network.log_normalizer()
 
     @property
     def mean(self) -> Tensor:

@@ -1,6 +1,7 @@
 r"""What a base measure supplies: a support, a statistic, a density, and transforms."""
 
 __all__ = [
+    "CUTOFF",
     "Base",
     "FourierBase",
     "LaplaceBase",
@@ -29,12 +30,13 @@ Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 # e^-100 is far below the rounding of any sum it enters, and well above the denormal numbers of
 # float64 even after a multiplication by small readouts. Denormals are slow on every CPU.
-_CUTOFF = -100.0
+CUTOFF = -100.0
+_REALS = (constraints.real, constraints.real_vector)  # which hold for all that is finite
 
 
 def cutoff_exp(x: Tensor) -> Tensor:
     r"""Returns :math:`e^x`, or another negligible number where it is negligible beside one."""
-    return x.clamp(min=_CUTOFF).exp()
+    return x.clamp(min=CUTOFF).exp()
 
 
 def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
@@ -82,13 +84,13 @@ class Partial(NamedTuple):
         statistic: What is known of the statistics of each row, with shape :math:`(K, R, D)`. The
             neurons of the row are :math:`\sigma(W s + W' t + b)`, with :math:`t` of this base.
         mask: The columns of :math:`W'` that are those of :math:`W`, the others being zero, with
-            shape :math:`(K, 1, D)`.
+            shape :math:`(K, 1, D)`, or None for all of them.
         log_density: The log-density of what is observed, with shape :math:`(K, R)`.
     """
 
     base: "Base"
     statistic: Tensor
-    mask: Tensor
+    mask: Tensor | None
     log_density: Tensor
 
 
@@ -149,8 +151,9 @@ class Base:
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether events are in the support; the constraints of torch hold for infinity, too."""
-        finite = x.isfinite()
-        return self.support.check(x) & (finite.all(-1) if self.event_dim else finite)
+        finite, support = x.isfinite(), self.support
+        finite = finite.all(-1) if self.event_dim else finite
+        return finite if support in _REALS else support.check(x) & finite
 
     def weight_constraint(self, activation: Activation) -> Any:
         """The constraint that the weights of a SNEFY satisfy."""

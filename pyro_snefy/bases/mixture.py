@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intersection, intervals, union
-from ..linalg import broadcast_shapes
+from ..linalg import broadcast_shapes, safe_logsumexp
 from ..rejection import choose
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 from .bounded import UniformBox
@@ -267,18 +267,19 @@ class GaussianMixture(MixtureBase):
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
-        assert inner is not None
+        assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        base = ConditionalGaussianMixture(logits, self.loc, self.scale, validate_args=False)
-        log_density = logits.logsumexp(-1)
-        return Partial(base, torch.where(observed, x, 0.0), ~observed, log_density)
+        base = ConditionalGaussianMixture(
+            logits, inner.base.loc, inner.base.factor, validate_args=False
+        )
+        return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         raise NotImplementedError("The weights of a conditional mixture depend on the values.")
 
     def log_density(self, x: Tensor) -> Tensor:
         log_density = self.gaussians.log_density(x.unsqueeze(-2))
-        return _logsumexp(self.log_weights() + log_density)
+        return safe_logsumexp(self.log_weights() + log_density)
 
 
 class ConditionalGaussianMixture(GaussianMixture):
@@ -465,12 +466,12 @@ class Mixture(MixtureBase):
             value = torch.where(inside, value + log_weight, -torch.inf)
             (atoms if base.is_discrete else diffuse).append(value)
         if not diffuse:
-            return _logsumexp(_stack(atoms))
+            return safe_logsumexp(_stack(atoms))
         if not atoms:
-            return _logsumexp(_stack(diffuse))
+            return safe_logsumexp(_stack(diffuse))
         # On an atom the diffuse part has no mass.
-        on_atom = _logsumexp(_stack(atoms))
-        return torch.where(on_atom > -torch.inf, on_atom, _logsumexp(_stack(diffuse)))
+        on_atom = safe_logsumexp(_stack(atoms))
+        return torch.where(on_atom > -torch.inf, on_atom, safe_logsumexp(_stack(diffuse)))
 
     @property
     def is_discrete(self) -> bool:  # type: ignore[override]
@@ -482,10 +483,3 @@ class Mixture(MixtureBase):
 
 def _stack(values: list[Tensor]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*values), dim=-1)
-
-
-def _logsumexp(values: Tensor) -> Tensor:
-    # That of torch has the gradient NaN where every term is zero, as far from all components.
-    zero = (values == -torch.inf).all(-1, keepdim=True)
-    total = torch.where(zero, 0.0, values).logsumexp(-1)
-    return torch.where(zero.squeeze(-1), -torch.inf, total)

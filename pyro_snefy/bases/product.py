@@ -193,7 +193,13 @@ class Product(FourierBase, LaplaceBase):
         return Partial(
             Product([partial.base for partial in partials]),
             torch.cat([partial.statistic for partial in partials], dim=-1),
-            torch.cat([partial.mask for partial in partials], dim=-1),
+            torch.cat(
+                [
+                    torch.ones_like(mask) if partial.mask is None else partial.mask
+                    for partial, mask in zip(partials, masks, strict=True)
+                ],
+                dim=-1,
+            ),
             torch.stack(log_densities).sum(0),
         )
 

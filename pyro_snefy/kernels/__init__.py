@@ -11,6 +11,6 @@ __all__ = [
 ]
 
 from ..forms import Features
-from . import fourier, gaussian, laplace, mixture, pieces, snake, sphere  # noqa: F401
+from . import fourier, gaussian, laplace, mixture, pieces, sphere, waves  # noqa: F401
 from .kernel import Kernel, Pairwise, Separable
 from .registry import closed_form, kernel, register_kernel

@@ -56,19 +56,19 @@ def _wave(
 
 
 @register_kernel(Cos, FourierBase)
-def _cos(activation: Cos, base: FourierBase, weight: Tensor) -> Separable:
+def cos_kernel(activation: Cos, base: FourierBase, weight: Tensor) -> Separable:
     return _wave(base, weight, lambda angle: (angle.cos(), -angle.sin()))
 
 
 @register_kernel(Sin, FourierBase)
-def _sin(activation: Sin, base: FourierBase, weight: Tensor) -> Separable:
+def sin_kernel(activation: Sin, base: FourierBase, weight: Tensor) -> Separable:
     return _wave(base, weight, lambda angle: (angle.sin(), angle.cos()))
 
 
 @register_kernel(Cis, FourierBase)
 def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
     # Real and imaginary part are cosines, the latter a quarter of a turn behind.
-    cosines = _cos(Cos(), base, torch.cat([weight, weight], dim=-2))
+    cosines = cos_kernel(Cos(), base, torch.cat([weight, weight], dim=-2))
     return Separable(
         cosines.blocks,
         lambda bias: cosines.features(torch.cat([bias, bias - math.pi / 2], dim=-1)),

@@ -7,6 +7,7 @@ from torch import Tensor
 from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
 from ..bases.mixture import ConditionalGaussianMixture
 from ..forms import Form
+from ..linalg import safe_logsumexp
 from .kernel import Kernel
 from .registry import kernel, register_kernel
 
@@ -27,7 +28,7 @@ class Mixed(Kernel):
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         values = self.components.log_normalizer(form.unsqueeze(), bias.unsqueeze(-2))
-        return (self.log_weights + values).logsumexp(-1)
+        return safe_logsumexp(self.log_weights + values)
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, matrices = self.components.matrix(bias.unsqueeze(-2))
@@ -48,5 +49,6 @@ class Mixed(Kernel):
 @register_kernel(Exp, ConditionalGaussianMixture)
 @register_kernel(GaussianActivation, ConditionalGaussianMixture)
 def _mixed(activation: Activation, base: ConditionalGaussianMixture, weight: Tensor) -> Mixed:
-    components = kernel(activation, base.gaussians, weight.unsqueeze(-3))
+    weight = weight if weight.dim() == 2 else weight.unsqueeze(-3)
+    components = kernel(activation, base.gaussians, weight)
     return Mixed(components, base.log_weights())

@@ -26,7 +26,8 @@ def line(joint: Any, dim: int = 0) -> Line:
         joint: A :class:`~pyro_snefy.SNEFY`.
         dim: The coordinate.
     """
-    joint = joint.expand(joint.batch_shape)
+    # Digits of a distribution function are more than those of float32.
+    joint = joint.with_tensors([_wide(x) for x in joint.tensors()])
     joint._validate_args = False  # the constants of pieces of a density may be zero
     network = joint._network(torch.float64).real()
     base, whole = network.base, joint.event_shape.numel() == 1
@@ -47,6 +48,10 @@ def line(joint: Any, dim: int = 0) -> Line:
     with torch.no_grad():
         neurons = _along(network, dim, whole)
     return Line(log_density, law, neurons, joint.batch_shape, network.weight.shape[-2])
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float64))
 
 
 def _along(network: Any, dim: int, whole: bool) -> Neurons:
