@@ -32,6 +32,8 @@ _REACH = 12.0
 # Numbers that are held at once for the neurons at the nodes.
 _CHUNK = 2**22
 _MOST = 2**20
+# Digits of a quantile that are not looked for.
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 class Neurons:
@@ -269,7 +271,7 @@ class Line:
             return masses
         column = points.reshape((-1,) + (1,) * len(self.batch_shape))
         found = self.log_density(column.expand((-1, *self.batch_shape))).exp().movedim(0, -1)
-        place = torch.searchsorted(self.edges.contiguous(), points.expand(found.shape))
+        place = torch.searchsorted(self.edges.contiguous(), points.expand(found.shape).contiguous())
         return masses.scatter(-1, place, found)
 
     def integral(self, low: Tensor, high: Tensor) -> Tensor:
@@ -363,12 +365,13 @@ class Line:
         for _ in range(100):
             error = self.integral(start, x) - mass
             low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
-            small = error.abs() <= 1e-14 * target
-            narrow = high - low <= 4 * torch.finfo(x.dtype).eps * x.abs()
-            if bool((small | narrow).all()):
-                break
             step = x - error / self.log_density(x).exp()
+            # Rounding may keep the error from vanishing, but not the steps from being small.
+            narrow = torch.minimum(high - low, (step - x).abs()) <= _ROUNDING * x.abs()
+            done = narrow | (error.abs() <= 1e-14 * target)
+            if bool(done.all()):
+                break
             inside = (step > low) & (step < high)
             step = torch.where(inside, step, (low + high) / 2)
-            x = torch.where(small | narrow, x, step)
+            x = torch.where(done, x, step)
         return x

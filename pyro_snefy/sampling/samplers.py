@@ -48,6 +48,10 @@ class Sampler:
         """
         raise NotImplementedError
 
+    def _least(self, member: Tensor) -> float:
+        # The least acceptance of those that are drawn; others may have none.
+        return float(self.acceptance[member if len(self.acceptance) > 1 else 0].min())
+
 
 _SAMPLERS: Dispatcher[Callable[[Network], Sampler | None]] = Dispatcher()
 
@@ -143,7 +147,7 @@ class NeuronSampler(Sampler):
             x = self.law.draw(own, _choose(self.log_weights, own))
             return x, torch.rand_like(own, dtype=x.dtype).log() <= self.log_ratio(x, own)
 
-        return rejection(propose, len(member), member.device, float(self.acceptance.min()))
+        return rejection(propose, len(member), member.device, self._least(member))
 
     def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
         r"""The logarithm of the density over its envelope, which is never positive.
@@ -235,7 +239,7 @@ class PairSampler(Sampler):
             x = base.sample_member(activation.scale * both)
             return x, torch.rand_like(own, dtype=x.dtype) <= self.log_ratio(x, own).exp()
 
-        return rejection(propose, len(member), member.device, float(self.acceptance.min()))
+        return rejection(propose, len(member), member.device, self._least(member))
 
     def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
         r"""The logarithm of the density over its envelope, which is never positive.
