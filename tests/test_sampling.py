@@ -403,7 +403,7 @@ def _assert_envelope(d: SNEFY, count: int) -> int:
     return found
 
 
-REJECTED = [case for case in CASES if case.base_name not in ("Discrete", "DiscreteScalar")]
+REJECTED = [case for case in KINDS if case.base_name != "Discrete"]
 
 
 @pytest.mark.parametrize("case", REJECTED, ids=str)
@@ -411,18 +411,17 @@ def test_envelopes(case: Case) -> None:
     """The densities of all pairs are below their envelopes, at 10^5 points each."""
     _seed(case)
     found = _assert_envelope(case.distribution(), 100_000)
-    assert found > 0 or (_bent(case) and case.base_name in ("Interval", "Intervals"))
+    assert found > 0 or (_bent(case) and case.base_name == "Interval")
 
 
-@pytest.mark.parametrize("m", [1, 3, 20])
 @pytest.mark.parametrize(
-    "case",
+    "case, m",
     [
-        Case("Cos", "Gaussian"),
-        Case("Snake", "UniformBox"),
-        Case("ReLU", "GaussianFull"),
-        Case("GELU", "Gaussian"),
-        Case("Exp", "UniformSphere"),
+        (Case("Cos", "Gaussian"), 1),
+        (Case("Snake", "UniformBox"), 3),
+        (Case("ReLU", "GaussianFull"), 20),
+        (Case("GELU", "Gaussian"), 2),
+        (Case("Exp", "UniformSphere"), 3),
     ],
     ids=str,
 )
@@ -716,35 +715,22 @@ def test_no_draw_without_mass(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", KINDS, ids=str)
-def test_single_precision(case: Case) -> None:
-    """Draws have the dtype of the parameters, and are in the support."""
+def test_dtype_device_and_seed(case: Case) -> None:
+    """Draws are where the parameters are, of their dtype, in the support, and reproducible."""
     _seed(case)
     law = case.distribution(torch.float32)
-    x = law.sample((500,))
-    assert x.dtype == torch.float32
-    assert bool(law.support.check(x).all())
-    assert bool(law.log_prob(x).isfinite().all())
-    assert law.acceptance_rate.dtype == torch.float32
-
-
-@pytest.mark.parametrize("case", KINDS, ids=str)
-def test_another_default_device(case: Case) -> None:
-    """Tensors are made where the parameters are, and seeds count."""
-    law = case.distribution()
     pyro.set_rng_seed(3)
-    expected = law.sample((7,))
+    expected = law.sample((40,))
     pyro.set_rng_seed(3)
     with torch.device("meta"):
-        found = law.sample((7,))
+        found = law.sample((40,))
     assert found.device == expected.device
     assert torch.equal(found, expected)
-    other = law.sample((7,))
-    assert case.base_name in (
-        "Discrete",
-        "Geometric",
-        "Poisson",
-        "PoissonFamily",
-    ) or not torch.equal(other, expected)
+    assert found.dtype == law.acceptance_rate.dtype == torch.float32
+    assert bool(law.support.check(found).all())
+    assert bool(law.log_prob(found).isfinite().all())
+    other = law.sample((40,))
+    assert case.base().is_discrete or not torch.equal(other, expected)
 
 
 def test_no_gradients() -> None:
