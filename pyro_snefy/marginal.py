@@ -222,7 +222,9 @@ def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | N
         kept = torch.cat([kept, kept], dim=-2)
         cross = integral.blocks.get((0, 1))
         cross = torch.zeros_like(gram) if cross is None else gram * cross
-        upper = torch.cat([gram * integral.blocks[0, 0], cross], dim=-1)
-        lower = torch.cat([cross.mT, gram * integral.blocks[1, 1]], dim=-1)
+        corners = [gram * integral.blocks[k, k] for k in (0, 1)]
+        first, second, cross = torch.broadcast_tensors(*corners, cross)
+        upper = torch.cat([first, cross], dim=-1)
+        lower = torch.cat([cross.mT, second], dim=-1)
         gram = torch.cat([upper, lower], dim=-2)
     return {"weight": kept, "bias": bias, "gram": gram, "activation": activation, "base": law}

@@ -43,6 +43,8 @@ def sample(law: Any, sample_shape: Size) -> Tensor:
         law: A :class:`~pyro_snefy.SNEFY`.
         sample_shape: The shape of the sample.
     """
+    if law._validate_args:
+        law._log_normalizer()  # raises where there is nothing to draw from
     network, engine = _prepare(law)
     count, members = sample_shape.numel(), law.batch_shape.numel()
     device, event = law.weight.device, law.event_shape

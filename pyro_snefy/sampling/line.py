@@ -6,7 +6,7 @@ digits in the tails as well, where a sum over pairs of neurons would have cancel
 
 __all__ = ["Line"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -32,6 +32,8 @@ _REACH = 12.0
 # Numbers that are held at once for the neurons at the nodes.
 _CHUNK = 2**22
 _MOST = 2**20
+# Digits of a quantile that are not looked for.
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
 class Neurons:
@@ -42,10 +44,20 @@ class Neurons:
         slope: The slopes of their means, with shape :math:`(*, n)`.
         zero: Where their means are zero, with shape :math:`(*, n)`.
         width: Their standard deviations over their slopes, with shape :math:`(*, n)`.
+        crossings: Where the zeros of two neurons meet in what is integrated out, with shape
+            :math:`(*, C)`, or None.
     """
 
-    def __init__(self, activation: Activation, slope: Tensor, zero: Tensor, width: Tensor) -> None:
+    def __init__(
+        self,
+        activation: Activation,
+        slope: Tensor,
+        zero: Tensor,
+        width: Tensor,
+        crossings: Tensor | None = None,
+    ) -> None:
         self.activation, self.slope, self.zero, self.width = activation, slope, zero, width
+        self.crossings = crossings
 
     @property
     def rate(self) -> Tensor:
@@ -108,7 +120,8 @@ def _kinks(neurons: Neurons) -> list[Tensor]:
     # A kink that is smoothed needs panels of the width of the smoothing.
     steps = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
     smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * steps
-    return [smooth.flatten(-2) if bool((width > 0).any()) else zero]
+    kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
+    return kinks if neurons.crossings is None else [*kinks, neurons.crossings]
 
 
 @_edges.register
@@ -209,6 +222,33 @@ def _(base: Product, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
     return _edges(factor, neurons)
 
 
+@singledispatch
+def ends(base: Base) -> list[Tensor]:
+    """Where the density of a base jumps on the real line, each with shape (*, E)."""
+    return []
+
+
+@ends.register
+def _(base: UniformBox) -> list[Tensor]:
+    return [base.low, base.high]
+
+
+@ends.register
+def _(base: Interval) -> list[Tensor]:
+    return [base.low, base.high]
+
+
+@ends.register
+def _(base: Mixture) -> list[Tensor]:
+    return [x for part in base.bases for x in ends(part)]
+
+
+@ends.register
+def _(base: Product) -> list[Tensor]:
+    (factor,) = base.bases
+    return ends(factor)
+
+
 class Line:
     r"""The law of one coordinate, on panels that resolve its density.
 
@@ -218,6 +258,7 @@ class Line:
         neurons: How the neurons depend on it.
         batch_shape: The batch shape.
         width: The number of neurons.
+        jumps: Where the density may jump, each with shape :math:`(*, J)`.
     """
 
     def __init__(
@@ -227,9 +268,11 @@ class Line:
         neurons: Neurons,
         batch_shape: Size,
         width: int,
+        jumps: Sequence[Tensor] = (),
     ) -> None:
         self.log_density = log_density
         self.batch_shape = batch_shape
+        self.jumps = [x.expand(batch_shape + x.shape[-1:]) for x in jumps if x.requires_grad]
         nodes, weights = np.polynomial.legendre.leggauss(_NODES)
         like = neurons.slope
         self.nodes = torch.as_tensor(nodes, dtype=like.dtype, device=like.device)
@@ -269,7 +312,7 @@ class Line:
             return masses
         column = points.reshape((-1,) + (1,) * len(self.batch_shape))
         found = self.log_density(column.expand((-1, *self.batch_shape))).exp().movedim(0, -1)
-        place = torch.searchsorted(self.edges.contiguous(), points.expand(found.shape))
+        place = torch.searchsorted(self.edges.contiguous(), points.expand(found.shape).contiguous())
         return masses.scatter(-1, place, found)
 
     def integral(self, low: Tensor, high: Tensor) -> Tensor:
@@ -304,7 +347,7 @@ class Line:
         last = self.edges.shape[-1] - 1
         place = self._search(self.edges, x, right=True) - 1  # the last edge that is not above
         at = place.clamp(0, last)
-        below = torch.where(place < 0, 0.0, self._gather(self.upper, at))
+        below = torch.where(place < 0, 0.0, self._gather(self.upper, at)) + self._moved(x)
         if not self.diffuse:
             return below
         within = (place >= 0) & (place < last)
@@ -312,6 +355,21 @@ class Line:
         high = torch.where(within, x, low)
         # Panels of no length have no nodes where the density need be finite.
         return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
+
+    def _moved(self, x: Tensor) -> Tensor:
+        # Zero, with the gradients of the jumps below: those of what they leave behind them.
+        total = torch.zeros_like(x)
+        if not torch.is_grad_enabled():
+            return total
+        for points in self.jumps:
+            at = points.detach().movedim(-1, 0)  # (J, batch)
+            beside = 1e-9 * (1 + at.abs())
+            with torch.no_grad():
+                before, behind = (self.log_density(at + h).exp() for h in (-beside, beside))
+            moved = (before - behind) * (points.movedim(-1, 0) - at)
+            for place, change in zip(at, moved, strict=True):
+                total = total + torch.where(x.detach() > place, change, 0.0)
+        return total
 
     def icdf(self, q: Tensor) -> Tensor:
         r"""The quantile function, the inverse of the distribution function.
@@ -363,12 +421,13 @@ class Line:
         for _ in range(100):
             error = self.integral(start, x) - mass
             low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
-            small = error.abs() <= 1e-14 * target
-            narrow = high - low <= 4 * torch.finfo(x.dtype).eps * x.abs()
-            if bool((small | narrow).all()):
-                break
             step = x - error / self.log_density(x).exp()
+            # Rounding may keep the error from vanishing, but not the steps from being small.
+            narrow = torch.minimum(high - low, (step - x).abs()) <= _ROUNDING * x.abs()
+            done = narrow | (error.abs() <= 1e-14 * target)
+            if bool(done.all()):
+                break
             inside = (step > low) & (step < high)
             step = torch.where(inside, step, (low + high) / 2)
-            x = torch.where(small | narrow, x, step)
+            x = torch.where(done, x, step)
         return x

@@ -9,6 +9,7 @@ import torch
 from torch import Size, Tensor
 from torch.autograd import Function
 
+from ..activations import Step
 from ..bases.base import Base
 from ..bases.bounded import Pushforward, UniformBox, UniformCube
 from ..bases.gaussian import Gaussian
@@ -16,7 +17,7 @@ from ..bases.mixture import GaussianMixture
 from ..bases.standardized import Standardized
 from ..constraints import is_real
 from ..linalg import broadcast_shapes
-from .line import Line, Neurons
+from .line import Line, Neurons, ends
 
 
 def line(joint: Any, dim: int = 0) -> Line:
@@ -47,7 +48,18 @@ def line(joint: Any, dim: int = 0) -> Line:
 
     with torch.no_grad():
         neurons = _along(network, dim, whole)
-    return Line(log_density, law, neurons, joint.batch_shape, network.weight.shape[-2])
+    jumps = [*ends(law), *_steps(network, dim, neurons)]
+    return Line(log_density, law, neurons, joint.batch_shape, network.weight.shape[-2], jumps)
+
+
+def _steps(network: Any, dim: int, neurons: Neurons) -> list[Tensor]:
+    # The zeros of neurons that step there, unless they depend on what is integrated out.
+    if not isinstance(network.activation, Step):
+        return []
+    slope = network.weight[..., dim]
+    sharp = neurons.width if neurons.width.dim() < 2 else neurons.width.flatten(0, -2).amax(0)
+    sharp = (slope != 0) & ~(sharp > 0)
+    return [torch.where(sharp, -network.bias / torch.where(slope == 0, 1.0, slope), 0.0)]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -72,12 +84,46 @@ def _along(network: Any, dim: int, whole: bool) -> Neurons:
     total = (spread * weight).sum(-1)
     left = total - slope.square() * variance
     left = torch.where(left > 1e-12 * total, left, 0.0)
+    crossings = None
+    if activation.kink:
+        shared = spread @ weight.mT - slope.unsqueeze(-1) * spread[..., dim].unsqueeze(-2)
+        constant = centre - slope * mean[..., dim].unsqueeze(-1)
+        crossings = _crossings(shared, left.sqrt(), constant, slope)
     return Neurons(
         activation,
         slope,
         mean[..., dim].unsqueeze(-1) - centre / slope,
         left.sqrt() / slope.abs(),
+        crossings,
     )
+
+
+def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) -> Tensor | None:
+    r"""Where the kinks of two neurons meet, if one variable moves both of them.
+
+    What is left of the preactivations is then :math:`r_i u` and :math:`\pm r_j u`, and the
+    integral over :math:`u` has a kink of its own.
+
+    Arguments:
+        shared: The covariances of what is left, with shape :math:`(*, n, n)`.
+        root: Their standard deviations :math:`r`, with shape :math:`(*, n)`.
+        constant: The means at the origin, with shape :math:`(*, n)`.
+        slope: The slopes of the means, with shape :math:`(*, n)`.
+    """
+    product = root.unsqueeze(-1) * root.unsqueeze(-2)
+    one = (product > 0) & (shared.abs() >= (1 - 1e-9) * product)
+    one = one.triu(1)
+    if not bool(one.any()):
+        return None
+    sign = shared.sign()
+    safe = torch.where(root > 0, root, 1.0)
+    height, steep = constant / safe, slope / safe
+    gap = height.unsqueeze(-1) - sign * height.unsqueeze(-2)
+    closing = steep.unsqueeze(-1) - sign * steep.unsqueeze(-2)
+    where = -gap / closing
+    where = torch.where(one & where.isfinite(), where, 0.0)
+    used = one.flatten(0, -3).any(0) if one.dim() > 2 else one
+    return where[..., used]
 
 
 def is_reparameterizable(base: Base) -> bool:
