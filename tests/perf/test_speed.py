@@ -1,6 +1,7 @@
 """Time of a training step: forward, backward and Adam, in float32 on one thread.
 
-Beside each figure stands what is aimed at. What is asserted is that both sides compute the same.
+Beside each figure stands what is aimed at. What is asserted is that both sides compute the same,
+and the aim where it is reached whatever else the machine does.
 """
 
 from itertools import pairwise
@@ -146,6 +147,7 @@ def test_sphere() -> None:
     parameters = [weight, bias, readout]
     times = medians({"ours": _step(parameters, ours), "baseline": _step(parameters, baseline)})
     _report("sphere", times, "baseline 2x")
+    assert times["baseline"] >= 2 * times["ours"]
 
 
 def test_marginal() -> None:
