@@ -37,9 +37,12 @@ class Fused(Function):
         Arguments:
             inputs: Tensors, and then constants that are none.
         """
-        # Traces and functional transforms differentiate single operations.
-        tracing = torch.jit.is_tracing()  # type: ignore[attr-defined]
-        if tracing or torch._C._are_functorch_transforms_active():
+        # Traces, functional transforms and forward mode differentiate single operations.
+        if (
+            torch.jit.is_tracing()  # type: ignore[attr-defined]
+            or torch._C._are_functorch_transforms_active()
+            or torch.autograd.forward_ad._current_level >= 0
+        ):
             return cls.plain(*inputs)
         return cls.apply(cls, *inputs)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY
@@ -125,6 +126,24 @@ def test_silent_readout(activation: Any) -> None:
     assert (value == -torch.inf).all()
     for gradient in torch.autograd.grad(value.sum(), (weight, bias, readout)):
         assert (gradient == 0).all()
+
+
+@WAVES
+def test_forward_mode(activation: Any) -> None:
+    weight, bias, readout = _randn(3, 2), _randn(4, 3), _randn(2, 3)
+
+    def log_normalizer(weight: Tensor) -> Tensor:
+        d = SNEFY(weight, bias, readout, activation=activation, validate_args=False)
+        return d.log_normalizer.sum()
+
+    (gradient,) = torch.autograd.grad(log_normalizer(weight), weight)
+    direction = torch.randn_like(weight)
+    expected = (gradient * direction).sum()
+    _, slope = torch.func.jvp(log_normalizer, (weight,), (direction,))
+    assert_close(slope, expected)
+    with forward_ad.dual_level():
+        dual = log_normalizer(forward_ad.make_dual(weight.detach(), direction))
+        assert_close(forward_ad.unpack_dual(dual).tangent, expected)
 
 
 @pytest.mark.parametrize("dims", [[0], [2], [0, 1, 2, 3], [1, 3], [3, 1], [0, 1, 3]], ids=str)
