@@ -1,5 +1,7 @@
 """Goodness of fit of draws, as p-values: small ones for draws of another law."""
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -121,6 +123,16 @@ def fit(d: SNEFY, x: Tensor) -> float:
         (atom,) = (part.points for part in base.bases if isinstance(part, bases.Discrete))
         return mixed(d, x, float(atom))
     log_prob = d.log_prob(x)
+    if isinstance(base, bases.Product):
+        # A count that is drawn once has no neighbour: the law given that counts are common ones.
+        starts = [sum(base.lengths[:k]) for k in range(len(base.bases))]
+        (count,) = (k for k, part in zip(starts, base.bases, strict=True) if part.is_discrete)
+        counts = torch.arange(float(x[:, count].max()) + 1, dtype=x.dtype)
+        masses = d.marginal([count]).log_prob(counts.unsqueeze(-1))
+        common = masses > math.log(0.02)
+        kept = common[x[:, count].long()]
+        mass = masses[common].logsumexp(0)
+        x, log_prob = x[kept], log_prob[kept] - mass
     if d.event_shape.numel() == 1:
         return float(density_goodness_of_fit(x.reshape(-1), log_prob.exp()))
     z, log_volume = unbounded(base, x)
