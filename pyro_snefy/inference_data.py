@@ -50,7 +50,7 @@ def to_inference_data(
     ``az.loo`` takes ``reff=1.0`` then.
 
     Example:
-        >>> import pyro.distributions as dist
+        >>> import pyro, torch, pyro.distributions as dist
         >>> def model(x):
         ...     loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
         ...     with pyro.plate("rows", len(x)):

@@ -13,6 +13,8 @@ from torch import Tensor
 from pyro_snefy import SNEFY, snefy, to_inference_data
 from pyro_snefy.bases import Gaussian
 
+DRAWS = 120
+
 
 def _linear(x: Tensor, y: Tensor) -> None:
     slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
@@ -37,13 +39,13 @@ def _data() -> tuple[Tensor, Tensor]:
 def _svi(model: object, *args: Tensor) -> AutoNormal:
     guide = AutoNormal(model, init_scale=0.1)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), Trace_ELBO())
-    for _ in range(400):
+    for _ in range(250):
         svi.step(*args)
     return guide
 
 
 def _mcmc(model: object, *args: Tensor) -> MCMC:
-    mcmc = MCMC(NUTS(model), num_samples=200, warmup_steps=50, disable_progbar=True)
+    mcmc = MCMC(NUTS(model), num_samples=DRAWS, warmup_steps=40, disable_progbar=True)
     mcmc.run(*args)
     return mcmc
 
@@ -56,7 +58,7 @@ def test_arviz(method: object) -> None:
     """Comparison prefers the true model, and predictions are calibrated."""
     x, y = _data()
     found = {
-        model.__name__: to_inference_data(model, method(model, x, y), x, y, num_samples=200)
+        model.__name__: to_inference_data(model, method(model, x, y), x, y, num_samples=DRAWS)
         for model in (_linear, _constant)
     }
     data = found["_linear"]
@@ -67,7 +69,7 @@ def test_arviz(method: object) -> None:
         "observed_data",
     }
     assert data.log_likelihood["y"].dims == ("chain", "draw", "rows")
-    assert data.posterior_predictive["y"].shape == (1, 200, 40)
+    assert data.posterior_predictive["y"].shape == (1, DRAWS, 40)
     np.testing.assert_array_equal(data.observed_data["y"], y)
     slope, scale = (data.posterior[name].values[0] for name in ("slope", "scale"))
     np.testing.assert_allclose(data.posterior["mean"].values[0], slope[:, None] * x.numpy())
@@ -91,7 +93,7 @@ def test_divergences_and_chains() -> None:
     mcmc = _mcmc(_constant, x, y)
     data = to_inference_data(_constant, mcmc, x, y, predictive=False)
     assert "posterior_predictive" not in data.groups()
-    assert data.sample_stats["diverging"].shape == (1, 200)
+    assert data.sample_stats["diverging"].shape == (1, DRAWS)
     mcmc.diagnostics = lambda: {"divergences": {"chain 0": [3, 7]}}
     data = to_inference_data(_constant, mcmc, x, y, predictive=False)
     assert np.flatnonzero(data.sample_stats["diverging"].values[0]).tolist() == [3, 7]
