@@ -167,7 +167,7 @@ class Base:
                 yield name, value
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same base with a function applied to each of its tensors."""
+        """The same base with a function applied to each of its tensors, in their order."""
         new = copy.copy(self)
         for name, value in self.tensors():
             setattr(new, name, function(value))

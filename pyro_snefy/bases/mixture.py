@@ -411,8 +411,9 @@ class Mixture(MixtureBase):
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Mixture)
+        logits = function(self.logits)
         bases = [base.map(function) for base in self.bases]
-        return type(self)(function(self.logits), bases, validate_args=False)
+        return type(self)(logits, bases, validate_args=False)
 
     def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
         assert isinstance(self, Mixture)

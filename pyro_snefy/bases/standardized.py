@@ -79,8 +79,8 @@ class Standardized(Pushforward):
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         assert isinstance(self, Standardized)
-        base = self.base.map(function)
-        return type(self)(base, function(self.loc), function(self.scale), validate_args=False)
+        loc, scale = function(self.loc), function(self.scale)
+        return type(self)(self.base.map(function), loc, scale, validate_args=False)
 
     def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
         assert isinstance(self, Standardized)
