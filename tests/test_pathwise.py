@@ -213,16 +213,20 @@ def _banana() -> None:
 
 
 def _neurons() -> None:
+    # Exponential neurons in a row; those of the diagonal of the gram are normal laws.
+    weight = torch.zeros(6, 2, dtype=F64)
+    weight[:, 0] = torch.linspace(-3.0, 3.0, 6, dtype=F64)
+    log_scale = _t(-0.7, -1.0)
     start = {
-        "weight": 0.5 * _randn(8, 2),
-        "bias": _randn(8),
-        "readout": _randn(2, 8),
+        "weight": weight,
+        "bias": -(weight[:, 0] ** 2) * (2 * log_scale[0]).exp(),
+        "readout": torch.eye(6, dtype=F64),
         "loc": torch.zeros(2, dtype=F64),
-        "log_scale": torch.zeros(2, dtype=F64),
+        "log_scale": log_scale,
     }
     weight, bias, readout, loc, log_scale = (pyro.param(k, lambda v=v: v) for k, v in start.items())
     base = bases.Gaussian(loc, log_scale.exp())
-    pyro.sample("x", SNEFY(weight, bias, readout, activation=Cos(), base=base))
+    pyro.sample("x", SNEFY(weight, bias, readout, activation=Exp(), base=base))
 
 
 def _fit(guide: Any, steps: int, particles: int) -> float:
@@ -246,7 +250,7 @@ def test_guide_of_a_banana() -> None:
     log_joint = dist.Normal(0.0, 1.5).log_prob(x).sum(-1)
     log_joint = log_joint + dist.Normal(x[:, 1] + 0.6 * x[:, 0] ** 2, 0.3).log_prob(_t(0.5)[0])
     evidence = math.log(float(log_joint.exp() @ torch.from_numpy(weights)))
-    normal = _fit(AutoNormal(_banana), 600, 20)
-    full = _fit(AutoMultivariateNormal(_banana), 600, 20)
-    found = _fit(_neurons, 250, 20)
+    normal = _fit(AutoNormal(_banana), 400, 10)
+    full = _fit(AutoMultivariateNormal(_banana), 400, 10)
+    found = _fit(_neurons, 250, 10)
     assert max(normal, full) + 0.1 < found < evidence + 0.01
