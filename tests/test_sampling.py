@@ -61,7 +61,7 @@ def _count(case: Case, d: SNEFY) -> int:
     # Enough to see 0.05 in log Z. More than a second for 50,000 draws: neurons whose modes are
     # searched for, inversion, and what rejects most proposals.
     slow = case.activation_name in ("Erf", "GELU") or (_bent(case) and case.base_name == "Interval")
-    return 20_000 if slow or float(d.acceptance_rate) < 0.25 else 50_000
+    return 20_000 if slow or float(d.acceptance_rate) < 0.4 else 50_000
 
 
 def _assert_moments(d: SNEFY, x: Tensor) -> None:
@@ -707,7 +707,10 @@ def test_no_draw_without_mass(name: str) -> None:
         law.sample((3,))
 
 
-@pytest.mark.parametrize("case", KINDS, ids=str)
+ENGINE = ("Cis", "Snake", "Exp", "ReLU", "GELU")
+
+
+@pytest.mark.parametrize("case", [c for c in KINDS if c.activation_name in ENGINE], ids=str)
 def test_dtype_device_and_seed(case: Case) -> None:
     """Draws are where the parameters are, of their dtype, in the support, and reproducible."""
     _seed(case)
