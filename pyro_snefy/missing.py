@@ -78,25 +78,25 @@ class PartiallyObserved(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        shape = broadcast_shapes(value.shape[:-1], self.batch_shape)
-        value = value.expand(shape + value.shape[-1:])
-        observed = ~value.isnan()
-        result = value.expand(Size(sample_shape) + value.shape).clone()
+        shape, sample_shape = (
+            broadcast_shapes(value.shape[:-1], self.batch_shape),
+            Size(sample_shape),
+        )
+        rows = value.expand(shape + value.shape[-1:]).reshape(-1, value.shape[-1])
+        observed, joint = ~rows.isnan(), self.joint.expand(shape)
+        result = rows.expand(sample_shape + rows.shape).clone()
         # One law for each pattern: that of its missing coordinates, for the rows that have it.
-        for mask in torch.unique(observed.flatten(0, -2), dim=0).tolist():
-            given = [k for k, here in enumerate(mask) if here]
-            missing = [k for k, here in enumerate(mask) if not here]
-            rows = (observed == observed.new_tensor(mask)).all(-1)
-            if missing and bool(rows.any()):
-                family = self.joint.expand(shape).select(rows)
-                if given:
-                    family = family.conditional(given, value[rows][..., given])
-                result[..., rows, :] = result[..., rows, :].index_copy(
-                    -1,
-                    torch.tensor(missing, device=value.device),
-                    family.sample(sample_shape).to(value.dtype),
-                )
-        return result
+        for mask in _patterns(observed)[0]:
+            given, hidden = mask.nonzero().flatten().tolist(), (~mask).nonzero().flatten()
+            (place,) = (observed == mask).all(-1).nonzero(as_tuple=True)
+            if not len(hidden):
+                continue
+            family = joint.select(place)
+            if given:
+                family = family.conditional(given, rows[place][:, given])
+            draws = family.sample(sample_shape).to(rows.dtype)
+            result[..., place.unsqueeze(-1), hidden] = draws
+        return result.reshape(sample_shape + shape + value.shape[-1:])
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""The log-density of what is observed.

@@ -212,13 +212,12 @@ class SNEFY(TorchDistribution):
         matrix = {"readout" if isinstance(form, Readout) else "gram": form.matrix}
         return cls(weight, bias, activation=activation, base=base, validate_args=False, **matrix)
 
-    def select(self, mask: Tensor) -> "SNEFY":
-        """The members of a batch that a mask picks, in one batch dimension.
+    def select(self, member: Tensor) -> "SNEFY":
+        r"""Some members of a batch, in one batch dimension.
 
         Arguments:
-            mask: A mask with the batch shape.
+            member: The numbers of the members in the flattened batch, with shape :math:`(N,)`.
         """
-        (member,) = mask.flatten().nonzero(as_tuple=True)
 
         def pick(x: Tensor, rank: int) -> Tensor:
             x = flatten_batch(x, rank, self.batch_shape)
@@ -303,8 +302,12 @@ class SNEFY(TorchDistribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes."""
-        return is_reparameterizable(self.base)
+        """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes.
+
+        There are none of ``ReLU`` and ``Step``, whose densities may vanish between two places
+        where they do not.
+        """
+        return is_reparameterizable(self.activation, self.base)
 
     @property
     def acceptance_rate(self) -> Tensor:
@@ -337,7 +340,9 @@ class SNEFY(TorchDistribution):
             sample_shape: The shape of the sample.
         """
         if not self.has_rsample:
-            raise NotImplementedError(f"There are no pathwise gradients on {self.base}.")
+            raise NotImplementedError(
+                f"There are no pathwise gradients of {self.activation} on {self.base}."
+            )
         return pathwise(self, self.sample(sample_shape))
 
     def unfold(self) -> tuple["SNEFY", list[Pushforward]]:

@@ -1,7 +1,7 @@
 """Pathwise gradients: against those of moments in closed form, and in a variational guide."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyro
@@ -13,7 +13,17 @@ from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor
 
 from pyro_snefy import SNEFY, bases
-from pyro_snefy.activations import Activation, Cos, Exp, ReLU, Snake, Step
+from pyro_snefy.activations import (
+    GELU,
+    Activation,
+    Cos,
+    Erf,
+    Exp,
+    LeakyReLU,
+    ReLU,
+    Snake,
+    Step,
+)
 from pyro_snefy.bases import Base
 from pyro_snefy.kernels import closed_form
 from tests.cases import BASES, KINDS, LOC, LOGITS, SCALE, TRIL, Case, _t
@@ -31,7 +41,8 @@ def _randn(*shape: int) -> Tensor:
 @pytest.mark.parametrize("case", KINDS, ids=str)
 def test_where_there_are_gradients(case: Case) -> None:
     law = case.distribution()
-    assert law.has_rsample == (case.base_name in REPARAMETERIZED)
+    smooth = not isinstance(case.activation, ReLU | Step)
+    assert law.has_rsample == (smooth and case.base_name in REPARAMETERIZED)
     if not law.has_rsample:
         with pytest.raises(NotImplementedError, match="pathwise"):
             law.rsample()
@@ -97,21 +108,6 @@ def _expected(law: SNEFY) -> Tensor:
     return mean.sum() + mean[0].square() + variance[0]
 
 
-def _differences(f: Callable[..., Tensor], values: list[Tensor]) -> Sequence[Tensor]:
-    """Gradients by central differences."""
-    gradients = []
-    for place, value in enumerate(values):
-        gradient = torch.zeros_like(value).reshape(-1)
-        for k in range(len(gradient)):
-            step = 1e-4 * torch.eye(len(gradient), dtype=F64)[k].reshape(value.shape)
-            up, down = (
-                [*values[:place], value + sign * step, *values[place + 1 :]] for sign in (1, -1)
-            )
-            gradient[k] = (f(*up) - f(*down)) / 2e-4
-        gradients.append(gradient.reshape(value.shape))
-    return gradients
-
-
 def _assert_gradients(
     build: Build, activation: Activation, count: int, bias: Tensor | None = None
 ) -> None:
@@ -126,12 +122,9 @@ def _assert_gradients(
         *own, a, b = tensors
         return SNEFY(*own, activation=activation, base=build(a, b), validate_args=False)
 
-    if isinstance(activation, Step):
-        expected = _differences(lambda *tensors: _expected(law(*tensors)), values)
-    else:
-        leaves = [value.clone().requires_grad_() for value in values]
-        moment = _expected(law(*leaves))
-        expected = torch.autograd.grad(moment, leaves, allow_unused=True, materialize_grads=True)
+    leaves = [value.clone().requires_grad_() for value in values]
+    moment = _expected(law(*leaves))
+    expected = torch.autograd.grad(moment, leaves, allow_unused=True, materialize_grads=True)
     # A copy of the parameters for each draw: their gradients are those of single draws.
     copies = [value.expand(count, *value.shape).clone().requires_grad_() for value in values]
     x = law(*copies).rsample()
@@ -145,23 +138,23 @@ def _assert_gradients(
         assert bool(((own.mean(0) - other).abs() <= 4 * error + 1e-6).all())
 
 
-@pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(), ReLU(), Step()], ids=str)
+@pytest.mark.parametrize(
+    "activation", [Cos(), Snake(), Exp(), LeakyReLU(0.2), GELU(), Erf()], ids=str
+)
 @pytest.mark.parametrize("name", LINES)
 def test_scalars(name: str, activation: Activation) -> None:
     if not closed_form(activation, LINES[name](LOC, SCALE), bias=True):
         pytest.skip("no closed form")
-    if isinstance(activation, Step) and name == "UniformCube":
-        pytest.skip("neither moments nor a quadrature with derivatives")
     _assert_gradients(LINES[name], activation, 1000)
 
 
-# Quantiles jump over a hole, in which the density is zero: a draw moves across it with the
-# parameters, but a derivative never does. Implicit reparameterisation is biased by the integral of
-# f' dF over the hole.
-@pytest.mark.xfail(reason="rectified neurons may leave holes, where pathwise gradients are biased")
 @pytest.mark.parametrize("activation", [ReLU(), Step()], ids=str)
 def test_holes(activation: Activation) -> None:
-    _assert_gradients(LINES["Gaussian"], activation, 2000, _t(-0.7, -0.6))
+    """Where a density may vanish between two places, quantiles jump, unknown to derivatives."""
+    law = SNEFY(_randn(3, 2), _randn(3), _randn(1, 3), activation=activation)
+    assert not law.has_rsample
+    with pytest.raises(NotImplementedError, match="no pathwise gradients"):
+        law.rsample()
 
 
 @pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(0.5)], ids=str)
@@ -174,7 +167,7 @@ def test_vectors(name: str, activation: Activation) -> None:
 
 def test_rectified_vectors() -> None:
     """Few draws: the normalisers of their coordinates are many bivariate expectations."""
-    _assert_gradients(PLANES["GaussianFull"], ReLU(), 60)
+    _assert_gradients(PLANES["GaussianFull"], LeakyReLU(0.2), 60)
 
 
 def test_marginals() -> None:

@@ -19,9 +19,8 @@ def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
     return modulus * phase.cos(), modulus * phase.sin()
 
 
-def _sample_square(base: Any, bound: Tensor, weight: Tensor) -> Tensor:
-    # Counts beyond the bound have less mass than any random number resolves.
-    counts = torch.arange(int(bound.max()) + 1, dtype=weight.dtype, device=weight.device)
+def _sample_square(base: Any, weight: Tensor) -> Tensor:
+    counts = torch.arange(base.most_counts(), dtype=weight.dtype, device=weight.device)
     base = base.map_batches(lambda x, rank: x.unsqueeze(-1))
     masses = base.log_density(counts).exp() * (counts - base.mean(counts).squeeze(-1)).square()
     total = masses.cumsum(-1)  # (X,) or (N, X)
@@ -82,7 +81,11 @@ class Poisson(FourierBase, LaplaceBase):
         return torch.poisson(self.rate * eta.squeeze(-1).exp())
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        return _sample_square(self, self.rate + 15 * self.rate.sqrt() + 60, weight)
+        return _sample_square(self, weight)
+
+    def most_counts(self) -> int:
+        """How many counts there are but for less mass than any random number resolves."""
+        return int((self.rate + 15 * self.rate.sqrt()).max()) + 61
 
 
 class Geometric(FourierBase, LaplaceBase):
@@ -162,7 +165,11 @@ class Geometric(FourierBase, LaplaceBase):
         return (torch.empty_like(rate).exponential_() / rate).floor()
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        return _sample_square(self, -60 / torch.log1p(-self.probs) + 60, weight)
+        return _sample_square(self, weight)
+
+    def most_counts(self) -> int:
+        """How many counts there are but for less mass than any random number resolves."""
+        return int((-60 / torch.log1p(-self.probs)).max()) + 61
 
 
 class Discrete(FourierBase, LaplaceBase):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..activations import FourierActivation, GaussianActivation, LeakyReLU, ReLU, Step
 from ..bases.base import FourierBase
+from ..bases.counts import Geometric, Poisson
 from ..bases.gaussian import Gaussian
 from ..bases.sphere import UniformSphere
 from ..dispatch import Dispatcher
@@ -131,6 +132,24 @@ class BoundedGaussianLaw(BoundedLaw):
             return u, torch.rand_like(u) * bound <= activation(z).square()
 
         return base.sample_along(weight, rejection_by_row(propose, weight, rate=0.05))
+
+
+@register_neuron_law(FourierActivation, Poisson)
+@register_neuron_law(FourierActivation, Geometric)
+class CountLaw(NeuronLaw):
+    r"""Neurons on counts, by the probabilities of all counts that have any.
+
+    Waves of a frequency near :math:`\pi` may be small at every integer, which no bound knows.
+    """
+
+    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        base, weight, bias = self._row(member, neuron)
+        counts = torch.arange(base.most_counts(), dtype=weight.dtype, device=weight.device)
+        own = base.map_batches(lambda x, rank: x.unsqueeze(-1))
+        neurons = self.network.activation(weight * counts + bias.unsqueeze(-1))
+        totals = (own.log_density(counts).exp() * neurons.square()).cumsum(-1)  # (N, X)
+        uniform = torch.rand_like(weight) * totals[:, -1:]
+        return counts[torch.searchsorted(totals, uniform, right=True).squeeze(-1)]
 
 
 @register_neuron_law(GaussianActivation, Gaussian)

@@ -9,7 +9,7 @@ import torch
 from torch import Size, Tensor
 from torch.autograd import Function
 
-from ..activations import Step
+from ..activations import Activation, ReLU, Step
 from ..bases.base import Base
 from ..bases.bounded import Pushforward, UniformBox, UniformCube
 from ..bases.gaussian import Gaussian
@@ -126,8 +126,14 @@ def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) ->
     return where[..., used]
 
 
-def is_reparameterizable(base: Base) -> bool:
-    """Whether conditional distribution functions give pathwise gradients on a base."""
+def is_reparameterizable(activation: Activation, base: Base) -> bool:
+    """Whether conditional distribution functions give pathwise gradients.
+
+    Rectified neurons may all be zero somewhere between others that are not. A draw crosses such a
+    hole in one jump, of which no derivative knows.
+    """
+    if isinstance(activation, ReLU | Step):
+        return False
     while isinstance(base, Standardized):
         base = base.base
     return isinstance(base, Gaussian | GaussianMixture | UniformBox | UniformCube)
