@@ -8,9 +8,10 @@ import pytest
 import torch
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
+from scipy import stats
 from torch import Tensor
 
-from pyro_snefy import SNEFY, snefy, to_inference_data
+from pyro_snefy import SNEFY, conditional_snefy, snefy, to_inference_data
 from pyro_snefy.bases import Gaussian
 
 DRAWS = 120
@@ -129,6 +130,30 @@ def test_family_as_a_likelihood() -> None:
         expected = SNEFY(law.weight, law.bias, law.readout, base=base).log_prob(y)
         found = torch.tensor(data.log_likelihood["y"].values[0, draw])
         torch.testing.assert_close(found, expected.detach())
+
+
+def test_predictions_of_a_conditional_family() -> None:
+    """A likelihood that is a SNEFY: draws of it are calibrated, and ArviZ can draw them."""
+    base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    x = torch.linspace(-1, 1, 200).unsqueeze(-1)
+    likelihood = conditional_snefy(base, 1, hidden_dim=8, readout_dim=4, hidden_dims=(16,))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        shift = pyro.sample("shift", dist.Normal(0.0, 1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", likelihood.condition(x + 0.01 * shift), obs=y)
+
+    with torch.no_grad():
+        y = likelihood.condition(x).sample()  # the truth is the model
+    samples = {"shift": 0.1 * torch.randn(100)}
+    data = to_inference_data(model, samples, x, y)
+    assert data.posterior_predictive["y"].shape == (1, 100, 200)
+    below = (data.posterior_predictive["y"].values[0] < y.numpy()).mean(0)
+    assert stats.kstest(below, "uniform").pvalue > 1e-3
+    pit = az.loo_pit(data, y="y")
+    assert stats.kstest(pit, "uniform").pvalue > 1e-3
+    az.plot_ppc(data, num_pp_samples=10)
+    az.plot_loo_pit(data, y="y")
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
