@@ -75,10 +75,10 @@ def _expected(name: str, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, 
     return (log_weight.softmax(0).unsqueeze(-1) * function(x)).sum(0), evidence
 
 
-def _nuts(model: Callable[[], None], start: Tensor) -> dict[str, Tensor]:
+def _nuts(model: Callable[[], None], start: Tensor, draws: int = 100) -> dict[str, Tensor]:
     strategy = init_to_value(values={"x": start, "x_normal": start})
     kernel = NUTS(model, init_strategy=strategy, max_plate_nesting=0, max_tree_depth=3)
-    mcmc = MCMC(kernel, num_samples=100, warmup_steps=40, disable_progbar=True)
+    mcmc = MCMC(kernel, num_samples=draws, warmup_steps=40, disable_progbar=True)
     with pyro.validation_enabled(False):
         mcmc.run()
     return mcmc.get_samples()
@@ -91,7 +91,7 @@ def test_nuts_on_a_latent(name: str) -> None:
     model = _model(name)
     if name == "sphere":
         model = pyro.poutine.reparam(model, {"x": SphereReparam()})
-    samples = _nuts(model, draw(()))
+    samples = _nuts(model, draw(()), 300 if name == "cube" else 100)
     x = samples["x"] if "x" in samples else nn.functional.normalize(samples["x_normal"], dim=-1)
     values = torch.cat([x, x.square()], dim=-1)
     error = values.std(0) / effective_sample_size(values.unsqueeze(0)).clamp(max=len(x)).sqrt()

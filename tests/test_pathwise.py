@@ -113,7 +113,8 @@ def _assert_gradients(
 ) -> None:
     """Means of pathwise gradients are gradients of the mean, within four standard errors."""
     d = build(LOC, SCALE.log()).num_statistics
-    values = [_randn(2, d), _randn(2), _randn(1, 2), LOC.clone(), SCALE.log()]
+    # Three neurons, read apart, have no common zero: near those of a density gradients are long.
+    values = [_randn(3, d), _randn(3), _randn(3, 3), LOC.clone(), SCALE.log()]
     if activation.kink:  # one neuron rises, the other falls
         values[0], values[2] = _t(1.0, -0.8).unsqueeze(-1).repeat(1, d), _t(1.0, 0.7)[None]
         values[1] = _t(0.5, 0.6) if bias is None else bias
@@ -225,7 +226,7 @@ def _neurons() -> None:
 def _fit(guide: Any, steps: int, particles: int) -> float:
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
-    optimizer = pyro.optim.ClippedAdam({"lr": 0.15, "lrd": 0.1 ** (1 / steps)})
+    optimizer = pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.1 ** (1 / steps)})
     loss = Trace_ELBO(num_particles=particles, vectorize_particles=True, max_plate_nesting=0)
     svi = SVI(_banana, guide, optimizer, loss)
     for _ in range(steps):
@@ -245,5 +246,5 @@ def test_guide_of_a_banana() -> None:
     evidence = math.log(float(log_joint.exp() @ torch.from_numpy(weights)))
     normal = _fit(AutoNormal(_banana), 400, 10)
     full = _fit(AutoMultivariateNormal(_banana), 400, 10)
-    found = _fit(_neurons, 250, 10)
+    found = _fit(_neurons, 500, 10)
     assert max(normal, full) + 0.1 < found < evidence + 0.01
