@@ -30,7 +30,8 @@ test: $(STAMP) ## Run the tests, the examples in the docstrings, and the noteboo
 
 # Figures go into the notebooks, not to the backend for files, and CI would make the runs short.
 NBCONVERT := env -u CI -u MPLBACKEND $(ONE_THREAD) $(BIN)/python -m nbconvert --log-level=WARN \
-  --to notebook --execute --inplace --ExecutePreprocessor.timeout=-1 --ExecutePreprocessor.record_timing=False
+  --to notebook --execute --inplace --ExecutePreprocessor.timeout=-1 \
+  --ExecutePreprocessor.record_timing=False --coalesce-streams
 NOTEBOOKS ?= $(sort $(wildcard tutorials/*.ipynb))
 
 tutorials: $(STAMP) ## Run the notebooks in full, and write their outputs in place

@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
-MACHINE = re.compile(r"/(home|root|tmp|usr|work|opt|var|Users)/|[A-Z]:\\|site-packages|ipykernel_\d")
+MACHINE = re.compile(
+    r"/(home|root|tmp|usr|work|opt|var|Users)/|[A-Z]:\\|site-packages|ipykernel_\d"
+)
 
 
 def _read(path: Path) -> dict[str, Any]:
