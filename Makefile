@@ -15,7 +15,7 @@ MPLBACKEND ?= Agg
 export MPLBACKEND
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format clean distclean
+.PHONY: help setup demo test tutorials bench lint format clean distclean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -25,8 +25,20 @@ setup: $(STAMP) ## Make .venv and install the package with its extras (the other
 demo: $(STAMP) ## Run the demo
 	$(BIN)/python -m pyro_snefy.demo $(ARGS)
 
-test: $(STAMP) ## Run the tests and the examples in the docstrings
+test: $(STAMP) ## Run the tests, the examples in the docstrings, and the notebooks in short
 	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal pyro_snefy tests $(ARGS)
+
+# Figures go into the notebooks, not to the backend for files, and CI would make the runs short.
+NBCONVERT := env -u CI -u MPLBACKEND $(ONE_THREAD) $(BIN)/python -m nbconvert --log-level=WARN \
+  --to notebook --execute --inplace --ExecutePreprocessor.timeout=-1 --ExecutePreprocessor.record_timing=False
+NOTEBOOKS ?= $(sort $(wildcard tutorials/*.ipynb))
+
+tutorials: $(STAMP) ## Run the notebooks in full, and write their outputs in place
+	@count=0; total=$(words $(NOTEBOOKS)); for notebook in $(NOTEBOOKS); do \
+	  count=$$((count + 1)); start=$$(date +%s); echo "[$$count/$$total] $$notebook ..."; \
+	  $(NBCONVERT) "$$notebook" || exit 1; \
+	  echo "[$$count/$$total] $$notebook took $$(($$(date +%s) - start)) s"; \
+	done
 
 bench: $(STAMP) ## Measure time and memory, one test after the other
 	$(PYTEST) -s tests/perf $(ARGS)
@@ -63,5 +75,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Setting up .venv, once ..."; \
 	  "$(PYTHON)" -m venv .venv; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,test]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,test,tutorials]"
 	@touch $@
