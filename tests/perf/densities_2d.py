@@ -5,8 +5,8 @@ CircularGaussianMixture(11) and RingMixture). Every model has 200,000 rows to le
 that the family takes, in seconds of one core, and about as many parameters. The figures are mean
 log-likelihoods of 100,000 other rows, over three seeds: higher is better.
 
-Measured on one core, 17 to 20 s each; MAF and RealNVP are medians, since with one seed of three both
-overflow on a few test points of the circles, and RealNVP on those of the rings:
+Measured on one core, 17 to 20 s each; those of MAF and RealNVP are medians, since with one seed of
+three both overflow on a few test points of the circles, and RealNVP on those of the rings:
 
 ==================== ========== ======= ======= =======
 model                parameters   moons circles   rings
