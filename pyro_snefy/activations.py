@@ -33,6 +33,10 @@ class Activation:
 
     Activations are small immutable values, compared by value. Kernels are found by dispatch on
     their type, see :func:`pyro_snefy.kernels.register_kernel`.
+
+    Example:
+        >>> Cos() == Cos(), Snake(1.0) == Snake(2.0)
+        (True, False)
     """
 
     wide: ClassVar[bool] = False  # whether preactivations are to be in float64
@@ -55,7 +59,12 @@ class Activation:
 
 
 class FourierActivation(Activation):
-    r"""Activations whose kernel needs the characteristic function of the base."""
+    r"""Activations whose kernel needs the characteristic function of the base.
+
+    Example:
+        >>> isinstance(Snake(), FourierActivation)
+        True
+    """
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
         r"""Bounds :math:`|\sigma(z)| \leq \alpha + \beta |z - c|`, for the sampler.
@@ -73,6 +82,10 @@ class GaussianActivation(Activation):
     r"""Activations whose kernel under a Gaussian base is a bivariate normal expectation.
 
     They are logarithmically concave on either side of zero, or vanish there.
+
+    Example:
+        >>> isinstance(GELU(), GaussianActivation)
+        True
     """
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -33,6 +33,16 @@ class Head:
 
     A head says how many numbers it takes, and changes the parameters of a family by them. Heads
     are immutable values.
+
+    Example:
+        >>> class Fixed(Head):  # nothing of the family depends on the context
+        ...     def size(self, parameters):
+        ...         return 0
+        ...
+        ...     def __call__(self, parameters, outputs):
+        ...         return parameters
+        >>> conditional_snefy(2, context_dim=3, heads=[Bias(), Fixed()]).heads
+        (Bias(), ...)
     """
 
     def size(self, parameters: Parameters) -> int:
@@ -50,6 +60,11 @@ class Bias(Head):
 
     The conditional laws of a joint squared neural family are of this form. Waves are shifted by
     the context, and combined in one way for all.
+
+    Example:
+        >>> likelihood = conditional_snefy(2, context_dim=3, heads=[Bias()])
+        >>> likelihood.condition(torch.randn(5, 3)).batch_shape
+        torch.Size([5])
     """
 
     def size(self, parameters: Parameters) -> int:
@@ -64,6 +79,11 @@ class ReadoutHead(Head):
     r"""A readout for each context, :math:`V(c) = V + f(c)`.
 
     The shape of the density changes freely with the context, and one kernel serves all rows.
+
+    Example:
+        >>> likelihood = conditional_snefy(2, context_dim=3, heads=[ReadoutHead()])
+        >>> likelihood.condition(torch.randn(5, 3)).batch_shape
+        torch.Size([5])
     """
 
     def size(self, parameters: Parameters) -> int:
@@ -84,6 +104,11 @@ class LocationScale(Head):
     Arguments:
         floor: The least scale, relative to that of the data. The tails of the density are those
             of the base at this scale: a small one makes outliers very unlikely.
+
+    Example:
+        >>> likelihood = conditional_snefy(2, context_dim=3, heads=[LocationScale(0.1), Bias()])
+        >>> likelihood.condition(torch.randn(5, 3)).batch_shape
+        torch.Size([5])
     """
 
     floor: float = 0.05
@@ -117,6 +142,13 @@ class ConditionalSNEFY(nn.Module):
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation.
         heads: What the network emits.
+
+    Example:
+        >>> from pyro_snefy.activations import Cos
+        >>> base = Gaussian(torch.zeros(2), torch.ones(2))
+        >>> model = ConditionalSNEFY(base, 3, nn.Linear(3, 8), 8, 1, Cos(), [Bias()])
+        >>> model(torch.zeros(3)).event_shape
+        torch.Size([2])
     """
 
     loc: Tensor

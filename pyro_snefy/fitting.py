@@ -31,6 +31,10 @@ class History:
         validation_nll: That of the validation rows after each epoch; empty without validation.
         best_epoch: The epoch whose parameters were kept, from 0.
         interrupted: Whether the fit was interrupted from the keyboard.
+
+    Example:
+        >>> History(train_nll=[1.5, 1.2], validation_nll=[1.6, 1.4], best_epoch=1).best_epoch
+        1
     """
 
     train_nll: list[float] = field(default_factory=list)

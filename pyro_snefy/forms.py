@@ -26,6 +26,10 @@ class Features(NamedTuple):
     Arguments:
         log_scale: The scale :math:`\ell`, with shape :math:`(*, n)`, or None for zeros.
         values: For each :math:`p`, values with shape :math:`(*, n)`, or None for ones.
+
+    Example:
+        >>> Readout(torch.ones(1, 2)).log_square(Features(None, (torch.ones(2),))).exp()
+        tensor(4.0000, dtype=torch.float64)
     """
 
     log_scale: Tensor | None

@@ -36,6 +36,11 @@ class JointSNEFY(ConstrainedModule):
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation.
         learn_base: Whether the tensors of the base are learnt.
+
+    Example:
+        >>> model = JointSNEFY(Gaussian(torch.zeros(2), torch.ones(2)), 8, 1, Cos(), True)
+        >>> [name for name, _ in model.named_parameters()]
+        ['weight', 'bias', 'readout', 'base.loc', 'base.raw_scale']
     """
 
     def __init__(

@@ -106,6 +106,11 @@ class Base:
         event_shape: The shape of one event :math:`x`.
         num_statistics: The length :math:`D` of :math:`t(x)`.
         validate_args: Whether the tensors are checked; as in :mod:`torch.distributions`.
+
+    Example:
+        >>> from pyro_snefy.bases import Poisson
+        >>> [name for name, _ in Poisson(torch.tensor(2.0)).tensors()]
+        ['rate']
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
@@ -282,6 +287,12 @@ class FourierBase(Base):
     :math:`\tilde{t} = t - c`, where :math:`c` is the mean of :math:`t` under :math:`\mu`
     normalised. Complex values are pairs of real and imaginary parts, where None stands for an
     imaginary part that is zero.
+
+    Example:
+        >>> from pyro_snefy.bases import UniformSphere
+        >>> real, imag = UniformSphere(3).characteristic(torch.zeros(1, 3))
+        >>> real, imag
+        (tensor([1.]), None)
     """
 
     def mass(self, like: Tensor) -> Tensor:
@@ -401,7 +412,13 @@ class FourierBase(Base):
 
 
 class LaplaceBase(Base):
-    r"""A base that supplies its log-partition function."""
+    r"""A base that supplies its log-partition function.
+
+    Example:
+        >>> from pyro_snefy.bases import PoissonFamily
+        >>> PoissonFamily().log_partition(torch.zeros(1, 1))  # log of the sum of 1 / x!
+        tensor([1.])
+    """
 
     def natural_constraint(self, scale: float) -> Any:
         r"""The constraint on :math:`w` for which :math:`2 s w` is a natural parameter."""

@@ -22,6 +22,16 @@ class Kernel:
     .. math:: K_{ij}(b) = \int \sigma(w_i \cdot t + b_i) \sigma(w_j \cdot t + b_j) \, d\mu
 
     A kernel belongs to an activation, a base and weights, and is a function of the biases.
+
+    Example:
+        >>> from pyro_snefy.activations import Exp
+        >>> from pyro_snefy.bases import Gaussian
+        >>> from pyro_snefy.forms import Readout
+        >>> from pyro_snefy.kernels import kernel
+        >>> base = Gaussian(torch.zeros(2), torch.ones(2))
+        >>> exponential = kernel(Exp(), base, torch.zeros(3, 2))
+        >>> exponential.log_normalizer(Readout(torch.ones(1, 3)), torch.zeros(3)).exp()
+        tensor(9.)
     """
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
@@ -60,6 +70,12 @@ class Separable(Kernel):
         blocks: The matrices :math:`G^{pq}`, :math:`p \leq q`, each broadcastable to
             :math:`(*, n, n)`.
         features: A function from biases to :math:`\ell` and :math:`\phi`.
+
+    Example:
+        >>> linear = Separable({(0, 0): torch.ones(2, 2)}, lambda b: Features(None, (b,)))
+        >>> linear.matrix(torch.tensor([1.0, 2.0]))[1]
+        tensor([[1., 2.],
+                [2., 4.]])
     """
 
     def __init__(self, blocks: Blocks, features: Callable[[Tensor], Features]) -> None:
@@ -94,6 +110,12 @@ class Pairwise(Kernel):
             :math:`(*, n, n)`.
         batch_shape: The batch shape of what the function closes over, such as that of weights.
         shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
+
+    Example:
+        >>> products = Pairwise(lambda bias: bias.unsqueeze(-1) * bias.unsqueeze(-2))
+        >>> products.matrix(torch.tensor([1.0, 2.0]))[1]
+        tensor([[1., 2.],
+                [2., 4.]])
     """
 
     def __init__(

@@ -80,6 +80,14 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         activation: The activation.
         base: The base. A composition has one where all its parts have.
         bias: Whether there is a bias.
+
+    Example:
+        >>> from pyro_snefy.activations import ReLU
+        >>> from pyro_snefy.bases import UniformSphere
+        >>> closed_form(ReLU(), UniformSphere(3), bias=False)
+        True
+        >>> closed_form(ReLU(), UniformSphere(3), bias=True)
+        False
     """
     entries = [_REGISTRY.find(type(activation), type(part)) for part in (base, *base.parts())]
     return all(entry is not None and (entry.bias or not bias) for entry in entries)
@@ -117,6 +125,15 @@ def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
         activation: The activation.
         base: The base.
         weight: The weights, with shape :math:`(*, n, D)`.
+
+    Example:
+        >>> import torch
+        >>> from pyro_snefy.activations import Cos
+        >>> from pyro_snefy.bases import UniformSphere
+        >>> _, matrix = kernel(Cos(), UniformSphere(3), torch.zeros(2, 3)).matrix(torch.zeros(2))
+        >>> matrix
+        tensor([[1., 1.],
+                [1., 1.]])
     """
     entry = _REGISTRY.find(type(activation), type(base))
     if entry is None:
