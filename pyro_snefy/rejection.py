@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 # Proposals of one round, at least: fewer take no less time.
-_ROUND = 4096
+_ROUND = 1024
 
 
 def rejection(
@@ -36,22 +36,25 @@ def rejection(
     result: Tensor | None = None
     least = float(rate.min()) if len(rate) else 1.0
     rounds = 100 + int(100 / least) + int(len(law) / least / most)
+    # As many proposals for a row as it takes, about, for a law whose rows share what is accepted.
+    tries = (1.2 / rate).ceil().clamp(max=most).long()
     for _ in range(rounds if len(left) else 0):
-        some = left[:most]
-        tries = max(round(1 / float(rate[some].mean())), _ROUND // len(some))
-        tries = max(1, min(tries, most // len(some)))
-        proposals, accepted = propose(some.repeat_interleave(tries))
+        few = max(1, _ROUND // max(1, int(tries[left].sum())))
+        number = few * tries[left]
+        some = left[number.cumsum(0) <= max(most, int(number[0]))]
+        rows = some.repeat_interleave(number[: len(some)])
+        proposals, accepted = propose(rows)
         if result is None:
             result = proposals.new_empty((len(law), *proposals.shape[1:]))
         (chosen,) = accepted.nonzero(as_tuple=True)
         # The accepted proposals of a law go to its rows, one after the other.
-        own, others = law[some], law[some[chosen.div(tries, rounding_mode="floor")]]
+        own, others = law[some], law[rows[chosen]]
         start = torch.searchsorted(others, own)
-        number = torch.searchsorted(others, own, right=True) - start
+        count = torch.searchsorted(others, own, right=True) - start
         rank = torch.arange(len(own), device=law.device) - torch.searchsorted(own, own)
-        done = rank < number
+        done = rank < count
         result[some[done]] = proposals[chosen[(start + rank)[done]]]
-        left = torch.cat([some[~done], left[most:]])
+        left = torch.cat([some[~done], left[len(some) :]])
         if not len(left):
             return result
     raise RuntimeError(
@@ -77,7 +80,7 @@ def rejection_by_row(
         if not len(left):
             return result
         # Of several proposals for a row, the first that is accepted.
-        tries = max(2, _ROUND // len(left))
+        tries = max(2, 4 * _ROUND // len(left))
         proposals, every = propose(left.repeat_interleave(tries))
         every = every.reshape(-1, tries)
         accepted = every.any(-1)

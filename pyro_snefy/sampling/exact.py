@@ -18,7 +18,10 @@ _HOPELESS = 1e-5
 
 def _prepare(law: Any) -> tuple[Network, Sampler | None]:
     network = flatten(law._network(torch.float64).real(), law.batch_shape)
-    return network, sampler(network)
+    engine = sampler(network)
+    if engine is not None:
+        engine.to(law.weight.dtype)
+    return network, engine
 
 
 @torch.no_grad()

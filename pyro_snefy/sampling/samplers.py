@@ -39,6 +39,9 @@ class Sampler:
         self.acceptance = acceptance
         self.log_normalizer = log_normalizer
 
+    def to(self, dtype: torch.dtype) -> None:
+        """Compares densities with envelopes in a dtype; draws are in float64 still."""
+
     def draw(self, member: Tensor) -> Tensor:
         r"""Draws an event for each row.
 
@@ -183,16 +186,25 @@ class NeuronSampler(RejectionSampler):
         self.cumulative = _cumulate(log_weights)
         self.law = law(network, log_norm)
         log_total = log_weights.logsumexp(-1)
+        self.compared = network
         super().__init__(network, torch.atleast_1d(network.log_normalizer()), log_total)
 
     def propose(self, member: Tensor) -> Tensor:
         return self.law.draw(member, _choose(self.cumulative, member))
 
     def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
-        neurons = self.network.activation(_preactivations(self.network, x, member))
-        square = _square(self.network.form, neurons, member)
+        network = self.compared
+        z = _preactivations(network, x.to(network.weight.dtype), member)
+        neurons = network.activation(z)
+        square = _square(network.form, neurons, member)
         bound = neurons.square_().mul_(_at(self.diagonal, member, 1)).sum(-1)
         return (square / bound).log()
+
+    def to(self, dtype: torch.dtype) -> None:
+        # Where neither powers of neurons nor the envelope can overflow in float32.
+        moderate = (self.diagonal > 1e-20) & (self.diagonal < 1e20)
+        if isinstance(self.network.activation, FourierActivation) and bool(moderate.all()):
+            self.compared, self.diagonal = self.network.to(dtype), self.diagonal.to(dtype)
 
 
 def _log_norms(network: Network) -> Tensor:
@@ -294,6 +306,9 @@ class PushforwardSampler(Sampler):
         self.base, self.inner = base, inner
         super().__init__(inner.acceptance, inner.log_normalizer)
 
+    def to(self, dtype: torch.dtype) -> None:
+        self.inner.to(dtype)
+
     def draw(self, member: Tensor) -> Tensor:
         return self.base.take(member).event(self.inner.draw(member))
 
@@ -344,6 +359,10 @@ class MixtureSampler(Sampler):
         tries = torch.where(share > 0, share / acceptance, 0.0).sum(-1)
         super().__init__(1 / tries, log_weights.logsumexp(-1))
 
+    def to(self, dtype: torch.dtype) -> None:
+        for part in self.parts:
+            part.to(dtype)
+
     def draw(self, member: Tensor) -> Tensor:
         component = _choose(_cumulate(self.log_weights), member)
         if len(self.parts) == 1:
@@ -366,6 +385,9 @@ class _Scalars(Sampler):
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
         super().__init__(inner.acceptance, inner.log_normalizer)
+
+    def to(self, dtype: torch.dtype) -> None:
+        self.inner.to(dtype)
 
     def draw(self, member: Tensor) -> Tensor:
         return self.inner.draw(member).squeeze(-1)

@@ -82,7 +82,7 @@ def test_against_a_gaussian_envelope() -> None:
         seconds=20.0,
     )
     ratio = times["Gaussian envelope"] / times["ours"]
-    rate = float(family.acceptance_rate)
+    rate = float(family.acceptance_rate.detach())
     print(f"1,000 draws {times['ours'] * 1e3:.1f} ms, {ratio:.0f}x faster; acceptance {rate:.3f}")
     assert ratio >= 100
 
