@@ -140,7 +140,10 @@ def _assert_gradients(
 
 
 @pytest.mark.parametrize(
-    "activation", [Cos(), Snake(), Exp(), LeakyReLU(0.2), GELU(), Erf()], ids=str
+    # Small exponents: those of large ones on the cube are gradients with heavy tails.
+    "activation",
+    [Cos(), Snake(), Exp(0.3), LeakyReLU(0.2), GELU(), Erf()],
+    ids=str,
 )
 @pytest.mark.parametrize("name", LINES)
 def test_scalars(name: str, activation: Activation) -> None:
