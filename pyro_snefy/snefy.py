@@ -12,7 +12,6 @@ from torch.distributions import constraints
 
 from .activations import Activation, Cis, Cos
 from .bases import Base, Discrete, Gaussian
-from .bases.base import flatten_batch
 from .bases.bounded import Pushforward
 from .forms import Features, Gram, Readout
 from .kernels.registry import check_closed_form
@@ -25,6 +24,7 @@ from .sampling import (
     Line,
     acceptance_rate,
     cdf,
+    flatten,
     icdf,
     is_reparameterizable,
     line,
@@ -218,23 +218,8 @@ class SNEFY(TorchDistribution):
         Arguments:
             member: The numbers of the members in the flattened batch, with shape :math:`(N,)`.
         """
-
-        def pick(x: Tensor, rank: int) -> Tensor:
-            x = flatten_batch(x, rank, self.batch_shape)
-            return x[member] if x.dim() > rank else x
-
-        ranks = {"weight": 2, "bias": 1, "readout": 2, "gram": 2}
-        arguments = {
-            name: None if x is None else pick(x, ranks[name]) for name, x in self._arguments.items()
-        }
-        new = SNEFY(
-            activation=self.activation,
-            base=self.base.map_batches(pick),
-            validate_args=False,
-            **arguments,  # type: ignore[arg-type]
-        )
-        new._validate_args = self._validate_args
-        return new.expand(Size((len(member),)))
+        network = flatten(self._network(self.dtype).real(), self.batch_shape)
+        return self.from_network(network.take(member)).expand(Size((len(member),)))
 
     def _network(self, dtype: torch.dtype) -> Network:
         return Network.build(
