@@ -97,8 +97,20 @@ class Network(NamedTuple):
 
     def log_density(self, x: Tensor) -> Tensor:
         r"""The logarithm of :math:`\mu(x) \|V \sigma(W t(x) + b)\|^2` for events in the support."""
+        return self.base.log_density(x) + self.log_square(x)
+
+    def log_square(self, x: Tensor) -> Tensor:
+        r"""The logarithm of :math:`\|V \sigma(W t(x) + b)\|^2` for events in the support."""
         statistic, weight, bias = self.base.statistic(x), self.weight, self.bias
         if self.activation.wide:
             statistic, weight, bias = statistic.double(), weight.double(), bias.double()
-        features = self.activation.features(affine(statistic, weight, bias))
-        return self.base.log_density(x) + self.form.log_square(features)
+        return self.form.log_square(self.activation.features(affine(statistic, weight, bias)))
+
+    def log_ratio(self, x: Tensor) -> Tensor | None:
+        r"""The logarithm of :math:`\|V \sigma(W t(x) + b)\|^2 / Z` for events in the support.
+
+        It is None where square and normaliser are better computed one after the other.
+        """
+        if not is_narrow(self.activation, self.base):
+            return None
+        return self.kernel().log_ratio(self.form, self.bias, self.base.statistic(x))

@@ -273,17 +273,28 @@ class SNEFY(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        log_normalizer = self._log_normalizer()
-        dtype = self.weight.dtype
-        value = value.to(torch.promote_types(value.dtype, dtype))
+        value = value.to(torch.promote_types(value.dtype, self.weight.dtype))
         inside = self.base.contains(value)
         # Events outside stand for one inside, so that no gradient is poisoned by them.
-        mask = inside[(...,) + (None,) * len(self.event_shape)]
+        mask = inside[(...,) + (None,) * len(self.event_shape)] if self.event_shape else inside
         value = torch.where(mask, value, self.base.example(value))
-        log_prob = self._network(value.dtype).log_density(value) - log_normalizer
-        valid = inside & (log_normalizer > -torch.inf)
-        log_prob = torch.where(valid, log_prob, -torch.inf).to(value.dtype)
-        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
+        network = self._network(value.dtype)
+        log_prob = network.base.log_density(value) + self._log_ratio(network, value)
+        log_prob = torch.where(inside, log_prob, -torch.inf).to(value.dtype)
+        shape = broadcast_shapes(log_prob.shape, self.batch_shape)
+        return log_prob if log_prob.shape == shape else log_prob.expand(shape)
+
+    def _log_ratio(self, network: Network, value: Tensor) -> Tensor:
+        # The log-density with respect to the base.
+        ratio = network.log_ratio(value) if value.dtype == self.weight.dtype else None
+        if ratio is None:
+            log_normalizer = self._log_normalizer()
+            ratio = network.log_square(value) - log_normalizer
+            return torch.where(log_normalizer > -torch.inf, ratio, -torch.inf)
+        if self._validate_args:
+            with torch.no_grad():
+                self._log_normalizer()  # raises unless it is positive
+        return ratio
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]

@@ -128,6 +128,122 @@ def test_silent_readout(activation: Any) -> None:
         assert (gradient == 0).all()
 
 
+def _rows(rows: int, full: bool, n: int = 4, d: int = 2, m: int = 3) -> tuple[list[Tensor], Tensor]:
+    """Weights, means, factors of covariances, biases and readouts, and an event for each row."""
+    factor = 0.3 * torch.randn(d, d).double().tril() + torch.eye(d).double()
+    scale = (factor if full else factor.diagonal().exp()).clone().requires_grad_()
+    return [_randn(n, d), _randn(d), scale, _randn(rows, n), _randn(m, n)], _randn(rows, d)
+
+
+def _law(activation: Any, tensors: list[Tensor]) -> SNEFY:
+    weight, loc, scale, bias, readout = tensors
+    full = scale.dim() == 2
+    base = Gaussian(loc, None if full else scale, scale_tril=scale if full else None)
+    return SNEFY(weight, bias, readout, activation=activation, base=base)
+
+
+@WAVES
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+def test_events_in_rows(activation: Any, full: bool) -> None:
+    """An event for each bias, where square and normaliser are one function."""
+    tensors, x = _rows(6, full)
+    d = _law(activation, tensors)
+    value = d.log_prob(x)
+    # The same one row after the other, where they are two.
+    each = [_law(activation, [*tensors[:3], b, tensors[4]]) for b in tensors[3]]
+    expected = torch.stack([law.log_prob(row) for law, row in zip(each, x, strict=True)])
+    assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    leaves, weights = [*tensors, x], torch.randn_like(value)
+    for _ in range(2):  # what is saved for the gradient is not used up by it
+        found = torch.autograd.grad(value, leaves, weights, retain_graph=True)
+        for gradient, other in zip(
+            found, torch.autograd.grad(expected, leaves, weights, retain_graph=True), strict=True
+        ):
+            assert_close(gradient, other, rtol=1e-10, atol=1e-10)
+
+
+@WAVES
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+def test_derivatives_of_rows(activation: Any, full: bool) -> None:
+    tensors, x = _rows(2, full, n=3, m=2)
+
+    def log_prob(*tensors: Tensor) -> Tensor:
+        *parameters, x = tensors
+        if full:  # gradcheck moves zeros, too
+            parameters[2] = parameters[2].tril()
+        return _law(activation, parameters).log_prob(x)
+
+    assert torch.autograd.gradcheck(log_prob, (*tensors, x))
+    assert torch.autograd.gradgradcheck(log_prob, (*tensors, x))
+
+
+@WAVES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_integrate_to_one(activation: Any, dtype: torch.dtype) -> None:
+    grid = torch.linspace(-12, 12, 4001, dtype=dtype)
+    weight, readout = torch.randn(5, 1, dtype=dtype), torch.randn(2, 5, dtype=dtype)
+    bias = torch.randn(3, 1, 5, dtype=dtype).expand(3, len(grid), 5)
+    base = Gaussian(torch.tensor(0.3, dtype=dtype), torch.tensor(1.4, dtype=dtype), event_dim=0)
+    d = SNEFY(weight, bias, readout, activation=activation, base=base)
+    mass = torch.trapezoid(d.log_prob(grid.expand(3, -1)).exp(), grid)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-9
+    assert_close(mass, torch.ones_like(mass), rtol=tolerance, atol=tolerance)
+
+
+@WAVES
+def test_rows_in_single_precision(activation: Any) -> None:
+    parameters, x = [torch.randn(8, 3), torch.randn(20, 8), torch.randn(4, 8)], torch.randn(20, 3)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [y.to(dtype).requires_grad_() for y in parameters]
+        value = SNEFY(*leaves, activation=activation).log_prob(x.to(dtype))
+        assert value.dtype == dtype
+        found.append([value, *torch.autograd.grad(value.sum(), leaves)])
+    for single, double in zip(*found, strict=True):
+        assert (single - double).abs().max() <= 1e-5 * double.abs().max().clamp(min=1)
+
+
+@WAVES
+def test_rows_in_chunks(activation: Any) -> None:
+    rows, n = 5000, 64  # more than are held at once
+    weight, readout = torch.randn(n, 2).double(), torch.randn(3, n).double()
+    bias, x = torch.randn(rows, n).double(), torch.randn(rows, 2).double()
+    found = []
+    for pieces in (1, 10):
+        leaves = [y.clone().requires_grad_() for y in (weight, readout)]
+        value = torch.cat(
+            [
+                SNEFY(leaves[0], b, leaves[1], activation=activation, validate_args=False).log_prob(
+                    y
+                )
+                for b, y in zip(bias.chunk(pieces), x.chunk(pieces), strict=True)
+            ]
+        )
+        found.append([value, *torch.autograd.grad(value.sum(), leaves)])
+    for whole, pieces_ in zip(*found, strict=True):
+        assert_close(whole, pieces_, rtol=1e-9, atol=1e-9)
+
+
+@WAVES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_of_zeros(activation: Any, dtype: torch.dtype) -> None:
+    """Without a readout, and where all neurons are zero."""
+    weight, bias = _randn(3, 2).to(dtype), _randn(4, 3).to(dtype)
+    leaves = [y.detach().requires_grad_() for y in (weight, bias, torch.zeros(2, 3, dtype=dtype))]
+    x = torch.randn(4, 2, dtype=dtype)
+    value = SNEFY(*leaves, activation=activation, validate_args=False).log_prob(x)
+    assert (value == -torch.inf).all()
+    for gradient in torch.autograd.grad(value.sum(), leaves):
+        assert (gradient == 0).all()
+    if isinstance(activation, Sin):
+        bias = torch.cat([torch.zeros(1, 3, dtype=dtype), bias.detach()[1:]]).requires_grad_()
+        leaves = [leaves[0], bias, torch.ones(2, 3, dtype=dtype).requires_grad_()]
+        value = SNEFY(*leaves, activation=activation).log_prob(x * torch.arange(4).unsqueeze(-1))
+        assert value[0] == -torch.inf and value[1:].isfinite().all()
+        for gradient in torch.autograd.grad(value.sum(), leaves):
+            assert gradient.isfinite().all()
+
+
 @WAVES
 def test_forward_mode(activation: Any) -> None:
     weight, bias, readout = _randn(3, 2), _randn(4, 3), _randn(2, 3)

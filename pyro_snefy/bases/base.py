@@ -156,7 +156,7 @@ class Base:
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether events are in the support; the constraints of torch hold for infinity, too."""
-        finite, support = x.isfinite(), self.support
+        finite, support = x * 0 == 0, self.support  # with fewer operations than isfinite
         finite = finite.all(-1) if self.event_dim else finite
         return finite if support in _REALS else support.check(x) & finite
 

@@ -261,8 +261,8 @@ class Gaussian(FourierBase, LaplaceBase):
 
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     # With fewer operations than that of torch.
-    constant = scale.log() + _LOG_ROOT
-    return ((x - loc) / scale).square() * -0.5 - constant
+    white = (x - loc) / scale
+    return torch.addcmul(-_LOG_ROOT - scale.log(), white, white, value=-0.5)
 
 
 def _broadcast(name: str, loc: Size, other: Size) -> Size:

@@ -46,6 +46,20 @@ class Kernel:
         """
         raise NotImplementedError
 
+    def log_ratio(self, form: Form, bias: Tensor, statistic: Tensor) -> Tensor | None:
+        r"""The logarithm of :math:`\|V \sigma(W t + b)\|^2 / Z(b)` for rows of biases and events.
+
+        Arguments:
+            form: The quadratic form :math:`V^\top V`.
+            bias: The biases, with shape :math:`(*, n)`.
+            statistic: The statistics :math:`t`, with shape :math:`(*, D)`.
+
+        Returns:
+            The values, with shape :math:`(*)`, which are :math:`-\infty` where either is zero, or
+            None where it is better to compute the two one after the other.
+        """
+        return None
+
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         r"""The matrix itself, :math:`K_{ij} = e^{\ell_i + \ell_j} C_{ij}`.
 

@@ -10,7 +10,7 @@ __all__ = ["WaveGaussian", "WaveMixture"]
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -21,14 +21,16 @@ from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..forms import Blocks, Features, Form, Readout
 from ..fused import Fused
-from ..linalg import broadcast_shapes, safe_logsumexp
+from ..linalg import affine, broadcast_shapes, safe_logsumexp
 from .fourier import cos_kernel, sin_kernel, snake_kernel
 from .kernel import Separable, in_chunks
 from .registry import register_kernel
 
 # Entries of rows of biases that are held at once.
 _CHUNK = 2**18
-_LOG_2 = math.log(2)
+_LOG_ROOT_2, _ROOT_2 = math.log(2) / 2, math.sqrt(2)
+# What is beside one as nothing, and no denormal number in float32 after a few products.
+_FAINT = -60.0
 _WIDE = torch.float64
 
 
@@ -41,34 +43,58 @@ def _generic(activation: Activation, base: FourierBase, weight: Tensor) -> Separ
     return sin_kernel(activation, base, weight)
 
 
+class _Pairs(NamedTuple):
+    r"""What pairs of neurons have in common, for :math:`K` bases, in float64.
+
+    With the frequency :math:`f`, which is :math:`2a` for snakes and 1 for others, and phases
+    :math:`P = f^2 W L L^\top W^\top`,
+
+    .. math:: E^{\mp}_{ij} = e^{\pm P_{ij} - (P_{ii} + P_{jj}) / 2}, \quad
+        G^c = \frac{E^- + E^+}{2}, \quad G^s = \frac{E^- - E^+}{2}.
+    """
+
+    gram: Tensor  # (n, n), that of the readout
+    white: Tensor  # (K, n, D), with f W L in its rows
+    phase: Tensor  # (K, n, n)
+    even: Tensor  # G^c
+    odd: Tensor  # G^s
+    half: Tensor  # (K, 1, n), with -P_ii / 2 - log √2
+
+    @classmethod
+    def build(cls, weight: Tensor, scale: Tensor, readout: Tensor, frequency: float) -> "_Pairs":
+        weight, readout = weight.to(_WIDE), readout.to(_WIDE)
+        if scale.dim() == 2:
+            white = torch.mul(weight, scale.unsqueeze(1)).mul_(frequency)
+        else:
+            white = torch.matmul(weight, scale.to(_WIDE)).mul_(frequency)
+        gram, phase = torch.mm(readout.t(), readout), torch.bmm(white, white.mT)
+        half = torch.rsub(phase.diagonal(dim1=1, dim2=2), -_LOG_ROOT_2, alpha=0.5).unsqueeze(1)
+        exponents = torch.stack([phase, -phase]).add_(half.mT + half)
+        minus, plus = exponents.clamp_(min=CUTOFF).exp_().unbind()
+        return cls(gram, white, phase, minus + plus, minus - plus, half)
+
+
 class _LogTrace(Fused):
     r"""The logarithm of the normaliser :math:`\mathrm{Tr}(V^\top V K)` of rows of biases.
 
-    With the frequency :math:`f`, which is :math:`2a` for snakes and 1 for others, angles
-    :math:`\beta = f (b + W c)` and phases :math:`P = f^2 W L L^\top W^\top`,
+    The angles are :math:`\beta = f (b + W c)`. A subclass knows the kernel of an activation. With
+    points, rows are the logarithms of the squared network there over the normaliser, and both come
+    out of the same operations.
 
-    .. math:: E^{\mp}_{ij} = e^{\pm P_{ij} - (P_{ii} + P_{jj}) / 2}, \quad
-        G^c = \frac{E^- + E^+}{2}, \quad G^s = \frac{E^- - E^+}{2},
-
-    the kernel of cosines is :math:`\cos \beta_i \, G^c_{ij} \cos \beta_j + \sin \beta_i \, G^s_{ij}
-    \sin \beta_j`, that of sines the same with the two of them exchanged, and that of snakes, where
-    :math:`e_i = e^{-P_{ii} / 2}` and :math:`\bar{\sigma} = \beta + f o - e \cos \beta`,
-
-    .. math:: f^2 K_{ij} = \bar{\sigma}_i \bar{\sigma}_j + P_{ij} (1 + e_i \sin \beta_i
-        + e_j \sin \beta_j) + \cos \beta_i \, (G^c_{ij} - e_i e_j) \cos \beta_j
-        + \sin \beta_i \, G^s_{ij} \sin \beta_j.
-
-    Values are computed in float64, since terms of both signs cancel in them. Rows of gradients are
-    computed in the dtype of the biases: of those no more is lost than of the gradients of the
-    density itself.
+    Normalisers are computed in float64, since terms of both signs cancel in them: from features in
+    float64, or, with points, in the dtype of the biases, which is that of the squares beside them.
+    Rows of gradients are in the dtype of the biases.
 
     Arguments:
         weight: The weights :math:`W`, with shape :math:`(n, D)`.
         loc: The means :math:`c` of the bases, with shape :math:`(K, D)`.
         scale: The factors :math:`L` of their covariances, with shape :math:`(K, D, D)`, or the
             diagonals of them, with shape :math:`(K, D)`.
-        bias: The biases, with shape :math:`(K, B, n)` or :math:`(1, B, n)`.
+        bias: The biases, with shape :math:`(K, B, n)` or :math:`(1, B, n)`; with points
+            :math:`(B, n)`.
         readout: The readout, with shape :math:`(m, n)`.
+        points: Statistics of an event for each row, with shape :math:`(B, D)`, where there is a
+            single base, or None.
         activation: The activation.
     """
 
@@ -79,6 +105,7 @@ class _LogTrace(Fused):
         scale: Tensor,
         bias: Tensor,
         readout: Tensor,
+        points: Tensor | None,
         activation: Activation,
     ) -> Tensor:
         scale = scale.double().unsqueeze(1)
@@ -90,7 +117,24 @@ class _LogTrace(Fused):
             validate_args=False,
         )
         kernel = _generic(activation, base, weight.double())
-        return kernel.log_normalizer(Readout(readout.double()), bias.double())
+        log_trace = kernel.log_normalizer(Readout(readout.double()), bias.double())
+        if points is None:
+            return log_trace
+        log_trace = log_trace.squeeze(0)
+        features = activation.features(affine(points, weight, bias))
+        log_square = Readout(readout).log_square(features)
+        zero = (log_square == -torch.inf) | (log_trace == -torch.inf)
+        ratio = log_square.masked_fill(zero, 0.0) - log_trace.masked_fill(zero, 0.0)
+        return ratio.masked_fill(zero, -torch.inf).to(bias.dtype)
+
+
+class _LogWaves(_LogTrace):
+    r"""Normalisers of cosines and sines.
+
+    .. math:: K_{ij} = \cos \beta_i \, G^c_{ij} \cos \beta_j + \sin \beta_i \, G^s_{ij} \sin \beta_j
+
+    is the kernel of cosines, and that of sines is the same with the two waves exchanged.
+    """
 
     @staticmethod
     def value(
@@ -99,129 +143,226 @@ class _LogTrace(Fused):
         scale: Tensor,
         bias: Tensor,
         readout: Tensor,
+        points: Tensor | None,
         activation: Activation,
     ) -> tuple[Tensor, list[Tensor]]:
-        snake = isinstance(activation, Snake)
-        frequency = 2 * activation.a if isinstance(activation, Snake) else 1.0
-        count, (rows, n) = loc.shape[0], bias.shape[1:]
-        weight, scale, readout = weight.to(_WIDE), scale.to(_WIDE), readout.to(_WIDE)
-        weight = weight * frequency if snake else weight
-        shift = torch.mm(loc.to(_WIDE), weight.t()).unsqueeze(1)  # (K, 1, n)
-        white = weight * scale.unsqueeze(1) if scale.dim() == 2 else weight @ scale
-        # K x n x n
-        gram, phase = torch.mm(readout.t(), readout), torch.bmm(white, white.mT)
-        half = phase.diagonal(dim1=1, dim2=2).mul(0.5)
-        left, right = (half + _LOG_2).unsqueeze(2), half.unsqueeze(1)
-        blocks = white.new_empty((3 if snake else 2, count, n, n))
-        waves = blocks[::2] if snake else blocks
-        minus, plus = waves.unbind()
-        torch.sub(phase, left, out=minus).sub_(right)
-        torch.add(phase, left, out=plus).add_(right).neg_()
-        waves.clamp_(min=CUTOFF).exp_()
-        # Sum and difference of the two, in their place.
-        minus.add_(plus)
-        plus.mul_(-2).add_(minus)
-        decay = half.clamp_(max=-CUTOFF).neg_().exp_().unsqueeze(1)
-        if snake:
-            torch.addcmul(minus, decay.mT, decay, value=-1, out=blocks[1])
-        # K x B x n
-        features = white.new_empty((3 if snake else 2, count, rows, n))
-        waves_in = features[:2]
-        cos, sin = _order(activation, waves_in)
-        angle = features[2] if snake else sin
-        torch.add(shift, bias, alpha=frequency, out=angle)
-        torch.cos(angle, out=cos)
-        torch.sin(angle, out=sin)
-        matrices = torch.mul(gram, blocks[-2:]).view(2 * count, n, n)
-        waves_out = torch.bmm(waves_in.view(2 * count, rows, n), matrices).view(waves_in.shape)
-        saved = [readout, gram, white, phase, blocks]
-        if isinstance(activation, Snake):
-            mean = angle.addcmul_(cos, decay, value=-1)
-            if activation.offset:
-                mean.add_(1.0)
-            mean_out = torch.mm(mean.view(-1, n), readout.t())
-            linear = torch.mul(gram, phase).sum(1)
-            edge = (linear * half).unsqueeze(1)
-            waves_out[1] += edge
-            rest = torch.bmm(sin, edge.mT).squeeze(2).add_(linear.sum(-1, keepdim=True))
-            rest += mean_out.square().sum(-1).view(count, rows)
-            saved += [half, linear, mean_out.to(bias.dtype)]
-        narrow = features.to(bias.dtype)
-        products = torch.mul(waves_in, waves_out, out=None if narrow is features else waves_in)
-        value = products.sum(-1).sum(0)
-        saved = [value, narrow, waves_out.to(bias.dtype), *saved]
-        if not snake:
-            return value.clamp(min=0).log_(), saved
-        value += rest
-        return value.clamp(min=0).log_().sub_(2 * math.log(frequency)), saved
+        pairs = _Pairs.build(weight, scale, readout, 1.0)
+        waves = _waves(activation, _angles(weight, loc, bias, points, 1.0))
+        wide = _fluctuating(waves, points).to(_WIDE).reshape(-1, *waves.shape[2:])  # (2 K, B, n)
+        matrices = torch.stack([pairs.even, pairs.odd]).mul_(pairs.gram).view(-1, *pairs.gram.shape)
+        waves_out = torch.bmm(wide, matrices)
+        total = torch.linalg.vecdot(wide, waves_out).view(2, len(pairs.phase), -1).sum(0)
+        narrow = bias.dtype
+        saved = [*pairs[:-1], total, waves.to(narrow), waves_out.to(narrow)]
+        if points is None:
+            return total.clamp(min=0).log_(), saved
+        outputs = torch.mm(waves[0, 0], readout.t())
+        square = torch.linalg.vector_norm(outputs, dim=-1, dtype=_WIDE).square_()
+        return _log_ratio(square, total.squeeze(0), narrow), [*saved, square, outputs]
 
     @staticmethod
     def gradient(grad: Tensor, inputs: Any, saved: Any, needed: Any) -> tuple[Tensor | None, ...]:
-        weight, loc, scale, bias, _, activation = inputs
-        value, features, waves_out, readout, gram, white, phase, blocks, *others = saved
-        (count, n, _), rows, narrow = white.shape, bias.shape[1], bias.dtype
-        snake = isinstance(activation, Snake)
-        frequency = 2 * activation.a if snake else 1.0
-        # K x B x n, where everything is twice its own
-        grad = (grad / value).mul_(2).masked_fill_(value <= 0, 0.0).to(narrow)
-        column, narrow_readout = grad.unsqueeze(-1), readout.to(narrow)
-        waves_in = features[:2]
-        scratch = waves_in * column
-        shape = (2 * count, rows, n)
-        squares = torch.bmm(waves_in.view(shape).mT, scratch.view(shape)).view(2, count, n, n)
-        slope, other = _order(activation, scratch)
-        out, other_out = _order(activation, waves_out)
-        slope.mul_(other_out).addcmul_(other, out, value=-1)
+        _, _, _, _, readout, points, activation = inputs
+        gram, white, phase, even, odd, total, waves, waves_out = saved[:8]
+        turn = -1 if isinstance(activation, Sin) else 1
+        slope, inner = torch.empty_like(waves[0]), _fluctuating(waves, points)
+        # K x B x n
+        column = _columns(grad if points is None else -grad, total, waves.dtype)
+        scratch = inner * column
+        squares = torch.bmm(inner.reshape(waves_out.shape).mT, scratch.view(waves_out.shape))
+        first, second = squares.view(2, *phase.shape).unbind()
         # K x n x n, by the gram and by the phases, each of them plus its transpose
-        (cos_square, sin_square), (*_, cos_block, sin_block) = squares.unbind(), blocks.unbind()
-        g_gram = torch.mul(cos_square, cos_block).addcmul_(sin_square, sin_block)
-        g_phase = torch.mul(cos_square, sin_block).addcmul_(sin_square, blocks[0])
-        g_diagonal = torch.mul(g_gram, gram).sum(1).neg_()
-        g_readout = None
-        if snake:
-            decay, linear, mean_out = others
-            narrow_decay = decay.to(narrow).unsqueeze(1)
-            cos, sin, mean = features.unbind()
-            g_out = mean_out * grad.reshape(-1, 1)
-            g_mean = torch.mm(g_out, narrow_readout)
-            g_readout = torch.mm(g_out.t(), mean.view(-1, n))
-            g_mean = g_mean.view(mean.shape)
-            sines = torch.bmm(grad.unsqueeze(1), sin).squeeze(1).to(_WIDE).mul_(decay)
-            slope.add_(g_mean).addcmul_(torch.mul(g_mean, narrow_decay, out=other), sin)
-            g_diagonal.add_(other.mul_(cos).sum(1)).addcmul_(linear, sines, value=-1)
-            edges = sines.add_(grad.sum(-1, keepdim=True), alpha=0.5)
-            edges = edges.unsqueeze(2) + edges.unsqueeze(1)
-            g_gram.addcmul_(phase, edges)
-            g_phase.add_(edges)
-        g_phase.mul_(gram).diagonal(dim1=1, dim2=2).add_(g_diagonal)
-        g_gram = g_gram.sum(0).to(narrow)
-        if g_readout is None:
-            g_readout = torch.mm(narrow_readout, g_gram)
-        else:
-            g_readout.addmm_(narrow_readout, g_gram)
-        # n x D
-        g_shift, g_white = slope.sum(1).to(_WIDE), torch.bmm(g_phase, white)
-        wide_scale = scale.to(_WIDE)
-        if scale.dim() == 2:
-            g_weight = torch.mul(g_white, wide_scale.unsqueeze(1)).sum(0)
-        else:
-            g_weight = torch.bmm(g_white, wide_scale.mT).sum(0)
-        g_weight.addmm_(g_shift.t(), loc.to(_WIDE)).mul_(frequency)
-        g_loc = g_scale = None
-        if needed[1] or needed[2]:
-            weight = weight.to(_WIDE) * frequency
-            g_loc = torch.mm(g_shift, weight)
-            g_scale = (weight * g_white).sum(1) if scale.dim() == 2 else weight.t() @ g_white
-        g_bias = slope.mul_(frequency) if snake else slope
-        if bias.shape[0] < count:
-            g_bias = g_bias.sum(0, keepdim=True)
-        return g_weight, g_loc, g_scale, g_bias, g_readout, None
+        g_gram = torch.mul(first, even).addcmul_(second, odd)
+        g_phase = torch.mul(first, odd).addcmul_(second, even).mul_(gram)
+        g_phase.diagonal(dim1=1, dim2=2).sub_(torch.mul(g_gram, gram).sum(1))
+        g_readout = torch.mm(readout, g_gram.sum(0).to(waves.dtype))
+        (first, second), outputs = scratch.unbind(), waves_out.view(scratch.shape).unbind()
+        rows = slope if points is None else slope[1:]
+        torch.mul(first, outputs[1], out=rows).addcmul_(second, outputs[0], value=-1)
+        if points is not None:
+            square, outputs = saved[8:]
+            g_out = outputs * _columns(grad, square, waves.dtype)
+            g_readout.addmm_(g_out.t(), waves[0, 0])
+            torch.mul(torch.mm(g_out, readout), waves[1, 0], out=slope[0]).neg_()
+        slope = slope if turn > 0 else slope.neg_()
+        return _gradients(inputs, needed, white, g_phase, slope, g_readout)
 
 
-def _order(activation: Activation, pair: Tensor) -> tuple[Tensor, Tensor]:
-    # Cosines and sines, or what belongs to them; they are exchanged for the sine.
-    first, second = pair.unbind()
-    return (second, first) if isinstance(activation, Sin) else (first, second)
+class _LogSnakes(_LogTrace):
+    r"""Normalisers of snakes, which are their means, and what fluctuates about them.
+
+    .. math:: f \bar{\sigma} = \beta + f o - e \cos \beta, \quad e_i = e^{-P_{ii} / 2}, \quad
+        f^2 K_{ij} = f^2 \bar{\sigma}_i \bar{\sigma}_j + P_{ij} (1 + e_i \sin \beta_i
+        + e_j \sin \beta_j) + \cos \beta_i \, (G^c_{ij} - e_i e_j) \cos \beta_j
+        + \sin \beta_i \, G^s_{ij} \sin \beta_j,
+
+    where :math:`o` is the offset. At a point nothing fluctuates: there :math:`e = 1`, and the mean
+    is the neuron itself.
+    """
+
+    @staticmethod
+    def value(
+        weight: Tensor,
+        loc: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        readout: Tensor,
+        points: Tensor | None,
+        activation: Snake,
+    ) -> tuple[Tensor, list[Tensor]]:
+        frequency = 2 * activation.a
+        pairs = _Pairs.build(weight, scale, readout, frequency)
+        gram, _, phase, even, odd, half = pairs
+        # K x n x n
+        decay = half.clamp_(min=_FAINT).exp_().mul_(_ROOT_2)  # (K, 1, n), with e
+        centred = torch.addcmul(even, decay.mT, decay, value=-1)
+        matrices = torch.stack([centred, odd]).mul_(gram).view(-1, *gram.shape)
+        linear = torch.mul(gram, phase).sum(1, keepdim=True)
+        edges = linear * decay
+        edges = torch.cat([torch.zeros_like(edges), edges])
+        # K x B x n, after the points where there are any
+        mean = _angles(weight, loc, bias, points, frequency)
+        waves = _waves(activation, mean)
+        damping = decay.to(mean.dtype)
+        if points is not None:
+            damping = torch.cat([torch.ones_like(damping), damping])
+        mean.addcmul_(damping, waves[0], value=-1)
+        if activation.offset:
+            mean.add_(1.0)
+        outputs = torch.mm(mean.view(-1, mean.shape[-1]), readout.to(mean.dtype).t())
+        total = torch.linalg.vector_norm(outputs, dim=-1, dtype=_WIDE).square_()
+        total = total.view(mean.shape[:-1])
+        wide = _fluctuating(waves, points).to(_WIDE).reshape(-1, *waves.shape[2:])  # (2 K, B, n)
+        waves_out = torch.baddbmm(edges, wide, matrices, beta=2)
+        rest = torch.linalg.vecdot(wide, waves_out).view(2, len(phase), -1).sum(0)
+        rest += linear.sum(-1)
+        waves_out -= edges
+        rows = [x.to(bias.dtype) for x in (waves, waves_out, mean, outputs, damping)]
+        saved = [*pairs[:-1], total, *rows, centred, decay, linear]
+        if points is None:
+            total += rest
+            return total.clamp(min=0).log_().sub_(2 * math.log(frequency)), saved
+        square, normalizer = total.unbind()
+        normalizer += rest.squeeze(0)
+        return _log_ratio(square, normalizer, bias.dtype), saved
+
+    @staticmethod
+    def gradient(grad: Tensor, inputs: Any, saved: Any, needed: Any) -> tuple[Tensor | None, ...]:
+        _, _, _, _, readout, points, activation = inputs
+        gram, white, phase, even, odd, total, waves, waves_out, mean, outputs, damping = saved[:11]
+        centred, decay, linear = saved[11:]
+        # K x B x n, after the points where there are any
+        column = _columns(grad, total, waves.dtype)
+        if points is not None:
+            column[1].neg_()
+        g_out = torch.mul(outputs.view(*mean.shape[:-1], -1), column).view(outputs.shape)
+        g_readout = torch.mm(g_out.t(), mean.view(-1, mean.shape[-1]))
+        g_mean = torch.mm(g_out, readout).view(mean.shape)
+        damped = g_mean * damping
+        slope = rows = g_mean.addcmul_(damped, waves[1])
+        waves = _fluctuating(waves, points)
+        if points is not None:
+            column, rows, damped = column[1:], slope[1:], damped[1:]
+        scratch = waves * column
+        squares = torch.bmm(waves.reshape(waves_out.shape).mT, scratch.view(waves_out.shape))
+        (first, second), outputs = scratch.unbind(), waves_out.view(scratch.shape).unbind()
+        rows.addcmul_(first, outputs[1]).addcmul_(second, outputs[0], value=-1)
+        # K x n x n, by the gram and by the phases, each of them plus its transpose
+        first, second = squares.view(2, *phase.shape).unbind()
+        g_gram = torch.mul(first, centred).addcmul_(second, odd)
+        g_phase = torch.mul(first, odd).addcmul_(second, even)
+        cos, sin = waves.unbind()
+        sines = torch.bmm(column.mT, sin).mul(decay)
+        g_diagonal = torch.addcmul(damped.mul_(cos).sum(1, keepdim=True), linear, sines, value=-1)
+        g_diagonal.sub_(torch.mul(g_gram, gram).sum(1, keepdim=True))
+        edges = sines.add_(column.sum(1, keepdim=True), alpha=0.5)
+        edges = edges.mT + edges
+        g_gram.addcmul_(phase, edges)
+        g_phase.add_(edges).mul_(gram).diagonal(dim1=1, dim2=2).add_(g_diagonal.squeeze(1))
+        g_readout.addmm_(readout, g_gram.sum(0).to(waves.dtype))
+        return _gradients(inputs, needed, white, g_phase, slope, g_readout, 2 * activation.a)
+
+
+def _angles(
+    weight: Tensor, loc: Tensor, bias: Tensor, points: Tensor | None, frequency: float
+) -> Tensor:
+    # f (b + W c), with shape (K, B, n), after the same at the points where there are any.
+    if points is None:
+        shift = torch.mm(loc.to(_WIDE), weight.to(_WIDE).t()).unsqueeze(1)
+        return torch.add(shift, bias).contiguous().mul_(frequency)
+    angles = bias.new_empty((2, *bias.shape))
+    for place, out in zip((points, loc.expand_as(points)), angles.unbind(), strict=True):
+        torch.addmm(bias, place, weight.t(), beta=frequency, alpha=frequency, out=out)
+    return angles
+
+
+def _waves(activation: Activation, angles: Tensor) -> Tensor:
+    # Cosines and sines, one after the other; sines come first for the sine.
+    waves = angles.new_empty((2, *angles.shape))
+    cos, sin = waves.unbind()
+    if isinstance(activation, Sin):
+        cos, sin = sin, cos
+    torch.cos(angles, out=cos)
+    torch.sin(angles, out=sin)
+    return waves
+
+
+def _fluctuating(waves: Tensor, points: Tensor | None) -> Tensor:
+    # The rows of the bases, without those of the points.
+    return waves if points is None else waves[:, 1:]
+
+
+def _log_ratio(square: Tensor, normalizer: Tensor, dtype: torch.dtype) -> Tensor:
+    return (square / normalizer).masked_fill_(normalizer <= 0, 0.0).log_().to(dtype)
+
+
+def _columns(grad: Tensor, total: Tensor, dtype: torch.dtype) -> Tensor:
+    # Twice the gradient by a total of which there is the logarithm, and nothing where it is zero.
+    return (grad / total).masked_fill_(total <= 0, 0.0).mul_(2).to(dtype).unsqueeze(-1)
+
+
+def _gradients(
+    inputs: Any,
+    needed: Any,
+    white: Tensor,
+    g_phase: Tensor,
+    slope: Tensor,
+    g_readout: Tensor,
+    frequency: float = 1.0,
+) -> tuple[Tensor | None, ...]:
+    # From those by phases and angles, the latter with the shape (K, B, n), after the points.
+    weight, loc, scale, bias, _, points, _ = inputs
+    g_white = torch.bmm(g_phase, white)
+    if scale.dim() == 2:
+        g_weight = torch.mul(g_white, scale.unsqueeze(1)).sum(0)
+    else:
+        g_weight = torch.bmm(g_white, scale.to(_WIDE).mT).sum(0)
+    g_shift = (slope if points is None else slope[1:]).sum(1)
+    g_weight.add_(torch.mm(g_shift.t(), loc))
+    if points is not None:
+        g_weight.add_(torch.mm(slope[0].t(), points))
+    g_weight.mul_(frequency)
+    g_loc = g_scale = g_points = None
+    if needed[1]:
+        g_loc = torch.mm(g_shift, weight).mul_(frequency)
+    if needed[2] and scale.dim() == 2:
+        g_scale = (weight * g_white).sum(1).mul_(frequency)
+    elif needed[2]:
+        g_scale = torch.matmul(weight.to(_WIDE).t(), g_white).mul_(frequency)
+    if points is not None and needed[5]:
+        g_points = torch.mm(slope[0], weight).mul_(frequency)
+    if slope.shape != bias.shape:  # they share it
+        slope = slope.sum(0).view(bias.shape)
+    return g_weight, g_loc, g_scale, slope.mul_(frequency), g_readout, g_points, None
+
+
+def _rescale(readout: Tensor) -> tuple[Tensor, Tensor | None]:
+    # Squares of float32 are numbers in float64, those of float64 need not be.
+    if readout.dtype != _WIDE:
+        return readout, None
+    largest = readout.detach().abs().amax()
+    largest = torch.where(largest > 0, largest, 1.0)
+    return readout / largest, largest
 
 
 class _Wave(Separable):
@@ -235,6 +376,10 @@ class _Wave(Separable):
 
     def __init__(self, activation: Activation, base: Any, weight: Tensor) -> None:
         self.activation, self.base, self.weight = activation, base, weight
+
+    @property
+    def _function(self) -> type[_LogTrace]:
+        return _LogSnakes if isinstance(self.activation, Snake) else _LogWaves
 
     @cached_property
     def _generic(self) -> Separable:
@@ -263,25 +408,47 @@ class WaveGaussian(_Wave):
         rank = 1 if base.scale_tril is None else 2
         if scale.dim() == rank and loc.dim() > 1:
             # Means that differ from row to row belong to the biases.
-            bias = bias.double() + loc.double() @ weight.double().mT
+            bias = bias + loc @ weight.mT
             loc = torch.zeros_like(loc[(0,) * (loc.dim() - 1)])
-        # Squares of float32 are numbers in float64, those of float64 need not be.
-        largest = None if readout.dtype != _WIDE else readout.detach().abs().amax()
-        if largest is not None:
-            largest = torch.where(largest > 0, largest, 1.0)
-            readout = readout / largest
+        readout, largest = _rescale(readout)
         if loc.dim() == 1 and scale.dim() == rank:
             loc, scale = loc.unsqueeze(0), scale.unsqueeze(0)
 
             def log_trace(rows: Tensor) -> Tensor:
                 flat = rows.reshape(1, -1, rows.shape[-1])
-                value = _LogTrace.call(weight, loc, scale, flat, readout, self.activation)
+                value = self._function.call(
+                    weight, loc, scale, flat, readout, None, self.activation
+                )
                 return value.reshape(rows.shape[:-1])
 
             value = in_chunks(log_trace, bias, Size(), _CHUNK // bias.shape[-1])
         else:
             value = self._batched(loc, scale, rank, bias, readout)
         return value if largest is None else value + 2 * largest.log()
+
+    def log_ratio(self, form: Form, bias: Tensor, statistic: Tensor) -> Tensor | None:
+        weight, base, readout = self.weight, self.base, form.matrix
+        rows = bias.shape[:-1]
+        if weight.dim() > 2 or readout.dim() > 2 or not isinstance(form, Readout):
+            return None
+        if base.batch_shape or not rows or statistic.shape[:-1] != rows:
+            return None
+        loc, scale, n = base.mean(weight).unsqueeze(0), base.factor.unsqueeze(0), bias.shape[-1]
+        readout, _ = _rescale(readout)  # of which ratios do not depend
+
+        def log_ratio(bias: Tensor, points: Tensor) -> Tensor:
+            return self._function.call(weight, loc, scale, bias, readout, points, self.activation)
+
+        if len(rows) > 1:
+            bias, statistic = bias.flatten(0, -2), statistic.flatten(0, -2)
+        if bias.numel() <= _CHUNK:
+            value = log_ratio(bias, statistic)
+        else:
+            both, sizes = torch.cat([bias, statistic], dim=-1), [n, statistic.shape[-1]]
+            value = in_chunks(
+                lambda chunk: log_ratio(*chunk.split(sizes, dim=-1)), both, Size(), _CHUNK // n
+            )
+        return value.reshape(rows) if len(rows) > 1 else value
 
     def _batched(
         self, loc: Tensor, scale: Tensor, rank: int, bias: Tensor, readout: Tensor
@@ -300,7 +467,7 @@ class WaveGaussian(_Wave):
             bias = bias.expand(*(shape[k] if k in own else -1 for k in range(len(shape))), n)
         count = loc.shape[0] if any(bias.shape[k] != 1 for k in own) else 1
         rows = bias.permute(*own, *free, -1).reshape(count, -1, n)
-        value = _LogTrace.call(self.weight, loc, scale, rows, readout, self.activation)
+        value = self._function.call(self.weight, loc, scale, rows, readout, None, self.activation)
         value = value.reshape([shape[k] for k in own] + [bias.shape[k] for k in free])
         order = own + free
         return value.permute(*(order.index(k) for k in range(len(shape))))
