@@ -124,6 +124,13 @@ def test_net_of_any_kind() -> None:
         model.condition(torch.randn(4, 2))
 
 
+def test_far_contexts_do_not_lead_far_away() -> None:
+    model = _perturbed(conditional_snefy(_scalar(), 3, heads=(LocationScale(),)))
+    context = torch.randn(100, 3)
+    near, far = (model(c).base.loc.abs().max() for c in (context, 100 * context))
+    assert far < 20 * near
+
+
 def test_initialize() -> None:
     x, context = 5 + 3 * torch.randn(500), 100 * torch.randn(500, 2) - 40
     model = conditional_snefy(_scalar(), 2)
@@ -160,7 +167,10 @@ def test_svi_recovers_a_conditional_density() -> None:
     """From 4,000 rows, the divergence from the truth is below 0.05 nats."""
     x = torch.rand(4000, 1)
     y = _truth(x[:, 0]).sample()
-    likelihood = conditional_snefy(_scalar(), 1, readout_dim=8, hidden_dims=(32, 32))
+    # Slow waves: fast ones get stuck at 0.27 nats from one start in six.
+    likelihood = conditional_snefy(
+        _scalar(), 1, readout_dim=8, activation=Snake(1.0), hidden_dims=(32, 32)
+    )
     likelihood.initialize(y, x)
 
     def model(x: Tensor, y: Tensor) -> None:
@@ -168,7 +178,7 @@ def test_svi_recovers_a_conditional_density() -> None:
         with pyro.plate("rows", len(x), subsample_size=256) as rows:
             pyro.sample("y", likelihood.condition(x[rows]), obs=y[rows])
 
-    optimizer = pyro.optim.ClippedAdam({"lr": 1e-2, "lrd": 0.1 ** (1 / 400)})
+    optimizer = pyro.optim.ClippedAdam({"lr": 5e-3, "lrd": 0.03 ** (1 / 600)})
     svi = pyro.infer.SVI(model, lambda *_: None, optimizer, pyro.infer.Trace_ELBO())
     for _ in range(600):
         svi.step(x, y)
