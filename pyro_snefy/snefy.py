@@ -229,7 +229,7 @@ class SNEFY(TorchDistribution):
     def _log_normalizer(self) -> Tensor:
         # In float64, and at the batch shape of the parameters, however far that is expanded.
         network = self._network(self.weight.dtype)
-        log_normalizer = network.log_normalizer()
+        log_normalizer = network._replace(bias=network.bias.double()).log_normalizer()
         if self._validate_args:
             name = "readout" if self.gram is None else "gram"
             check_normalizer(log_normalizer, network.to(torch.float64), name)

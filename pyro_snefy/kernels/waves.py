@@ -69,9 +69,12 @@ class _Pairs(NamedTuple):
             white = torch.matmul(weight, scale.to(_WIDE)).mul_(frequency)
         gram, phase = torch.mm(readout.t(), readout), torch.bmm(white, white.mT)
         half = torch.rsub(phase.diagonal(dim1=1, dim2=2), -_LOG_ROOT_2, alpha=0.5).unsqueeze(1)
-        exponents = torch.stack([phase, -phase]).add_(half.mT + half)
-        minus, plus = exponents.clamp_(min=CUTOFF).exp_().unbind()
-        return cls(gram, white, phase, minus + plus, minus - plus, half)
+        both, outer = phase.new_empty((2, *phase.shape)), half.mT + half
+        minus, plus = both.unbind()
+        torch.add(outer, phase, out=minus)
+        torch.sub(outer, phase, out=plus)
+        both.clamp_(min=CUTOFF).exp_()
+        return cls(gram, white, phase, torch.add(minus, plus, out=outer), minus.sub_(plus), half)
 
 
 class _LogTrace(Fused):
@@ -81,9 +84,8 @@ class _LogTrace(Fused):
     points, rows are the logarithms of the squared network there over the normaliser, and both come
     out of the same operations.
 
-    Normalisers are computed in float64, since terms of both signs cancel in them: from features in
-    float64, or, with points, in the dtype of the biases, which is that of the squares beside them.
-    Rows of gradients are in the dtype of the biases.
+    Terms of both signs cancel in a normaliser: it is a sum in float64, of features in the dtype of
+    the biases. If that is float32, as much is lost as of the square of a network in float32.
 
     Arguments:
         weight: The weights :math:`W`, with shape :math:`(n, D)`.
@@ -148,29 +150,27 @@ class _LogWaves(_LogTrace):
     ) -> tuple[Tensor, list[Tensor]]:
         pairs = _Pairs.build(weight, scale, readout, 1.0)
         waves = _waves(activation, _angles(weight, loc, bias, points, 1.0))
-        wide = _fluctuating(waves, points).to(_WIDE).reshape(-1, *waves.shape[2:])  # (2 K, B, n)
         matrices = torch.stack([pairs.even, pairs.odd]).mul_(pairs.gram).view(-1, *pairs.gram.shape)
-        waves_out = torch.bmm(wide, matrices)
-        total = torch.linalg.vecdot(wide, waves_out).view(2, len(pairs.phase), -1).sum(0)
-        narrow = bias.dtype
-        saved = [*pairs[:-1], total, waves.to(narrow), waves_out.to(narrow)]
+        total, waves_out = _forms(_fluctuating(waves, points), matrices)
+        saved = [*pairs[:-1], total, waves, waves_out]
         if points is None:
             return total.clamp(min=0).log_(), saved
         outputs = torch.mm(waves[0, 0], readout.t())
         square = torch.linalg.vector_norm(outputs, dim=-1, dtype=_WIDE).square_()
-        return _log_ratio(square, total.squeeze(0), narrow), [*saved, square, outputs]
+        return _log_ratio(square, total.squeeze(0), bias.dtype), [*saved, square, outputs]
 
     @staticmethod
     def gradient(grad: Tensor, inputs: Any, saved: Any, needed: Any) -> tuple[Tensor | None, ...]:
         _, _, _, _, readout, points, activation = inputs
         gram, white, phase, even, odd, total, waves, waves_out = saved[:8]
+        readout = readout.to(waves.dtype)
         turn = -1 if isinstance(activation, Sin) else 1
         slope, inner = torch.empty_like(waves[0]), _fluctuating(waves, points)
         # K x B x n
         column = _columns(grad if points is None else -grad, total, waves.dtype)
         scratch = inner * column
         squares = torch.bmm(inner.reshape(waves_out.shape).mT, scratch.view(waves_out.shape))
-        first, second = squares.view(2, *phase.shape).unbind()
+        first, second = squares.to(_WIDE).view(2, *phase.shape).unbind()
         # K x n x n, by the gram and by the phases, each of them plus its transpose
         g_gram = torch.mul(first, even).addcmul_(second, odd)
         g_phase = torch.mul(first, odd).addcmul_(second, even).mul_(gram)
@@ -232,13 +232,10 @@ class _LogSnakes(_LogTrace):
         outputs = torch.mm(mean.view(-1, mean.shape[-1]), readout.to(mean.dtype).t())
         total = torch.linalg.vector_norm(outputs, dim=-1, dtype=_WIDE).square_()
         total = total.view(mean.shape[:-1])
-        wide = _fluctuating(waves, points).to(_WIDE).reshape(-1, *waves.shape[2:])  # (2 K, B, n)
-        waves_out = torch.baddbmm(edges, wide, matrices, beta=2)
-        rest = torch.linalg.vecdot(wide, waves_out).view(2, len(phase), -1).sum(0)
+        rest, waves_out = _forms(_fluctuating(waves, points), matrices, edges)
         rest += linear.sum(-1)
-        waves_out -= edges
-        rows = [x.to(bias.dtype) for x in (waves, waves_out, mean, outputs, damping)]
-        saved = [*pairs[:-1], total, *rows, centred, decay, linear]
+        saved = [*pairs[:-1], total, waves, waves_out, mean, outputs, damping]
+        saved += [centred, decay, linear]
         if points is None:
             total += rest
             return total.clamp(min=0).log_().sub_(2 * math.log(frequency)), saved
@@ -251,6 +248,7 @@ class _LogSnakes(_LogTrace):
         _, _, _, _, readout, points, activation = inputs
         gram, white, phase, even, odd, total, waves, waves_out, mean, outputs, damping = saved[:11]
         centred, decay, linear = saved[11:]
+        readout = readout.to(waves.dtype)
         # K x B x n, after the points where there are any
         column = _columns(grad, total, waves.dtype)
         if points is not None:
@@ -268,7 +266,7 @@ class _LogSnakes(_LogTrace):
         (first, second), outputs = scratch.unbind(), waves_out.view(scratch.shape).unbind()
         rows.addcmul_(first, outputs[1]).addcmul_(second, outputs[0], value=-1)
         # K x n x n, by the gram and by the phases, each of them plus its transpose
-        first, second = squares.view(2, *phase.shape).unbind()
+        first, second = squares.to(_WIDE).view(2, *phase.shape).unbind()
         g_gram = torch.mul(first, centred).addcmul_(second, odd)
         g_phase = torch.mul(first, odd).addcmul_(second, even)
         cos, sin = waves.unbind()
@@ -288,7 +286,7 @@ def _angles(
 ) -> Tensor:
     # f (b + W c), with shape (K, B, n), after the same at the points where there are any.
     if points is None:
-        shift = torch.mm(loc.to(_WIDE), weight.to(_WIDE).t()).unsqueeze(1)
+        shift = torch.mm(loc.to(bias.dtype), weight.to(bias.dtype).t()).unsqueeze(1)
         return torch.add(shift, bias).contiguous().mul_(frequency)
     angles = bias.new_empty((2, *bias.shape))
     for place, out in zip((points, loc.expand_as(points)), angles.unbind(), strict=True):
@@ -310,6 +308,19 @@ def _waves(activation: Activation, angles: Tensor) -> Tensor:
 def _fluctuating(waves: Tensor, points: Tensor | None) -> Tensor:
     # The rows of the bases, without those of the points.
     return waves if points is None else waves[:, 1:]
+
+
+def _forms(waves: Tensor, matrices: Tensor, edges: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    # The sums w A w + 2 w c over both waves, in float64, with shape (K, B), and A w + c in the
+    # dtype of the waves, with shape (2 K, B, n).
+    _, count, rows, n = waves.shape
+    wide = waves.to(_WIDE).reshape(-1, rows, n)
+    if edges is None:
+        output = torch.bmm(wide, matrices)
+    else:
+        output = torch.baddbmm(edges, wide, matrices, beta=2)
+    total = torch.linalg.vecdot(wide, output).view(2, count, rows).sum(0)
+    return total, (output if edges is None else output.sub_(edges)).to(waves.dtype)
 
 
 def _log_ratio(square: Tensor, normalizer: Tensor, dtype: torch.dtype) -> Tensor:
@@ -338,13 +349,13 @@ def _gradients(
     else:
         g_weight = torch.bmm(g_white, scale.to(_WIDE).mT).sum(0)
     g_shift = (slope if points is None else slope[1:]).sum(1)
-    g_weight.add_(torch.mm(g_shift.t(), loc))
+    g_weight.add_(torch.mm(g_shift.t(), loc.to(slope.dtype)))
     if points is not None:
         g_weight.add_(torch.mm(slope[0].t(), points))
     g_weight.mul_(frequency)
     g_loc = g_scale = g_points = None
     if needed[1]:
-        g_loc = torch.mm(g_shift, weight).mul_(frequency)
+        g_loc = torch.mm(g_shift, weight.to(slope.dtype)).mul_(frequency)
     if needed[2] and scale.dim() == 2:
         g_scale = (weight * g_white).sum(1).mul_(frequency)
     elif needed[2]:
