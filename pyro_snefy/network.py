@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .activations import Activation, Cis, Cos
 from .bases import Base
+from .bases.bounded import Pushforward
 from .forms import Form, Gram, Readout
 from .kernels import Kernel, kernel
 from .kernels.registry import is_narrow
@@ -92,8 +93,15 @@ class Network(NamedTuple):
 
     def log_normalizer(self) -> Tensor:
         r"""The logarithm of :math:`\int \|V \sigma(W t(x) + b)\|^2 \mu(dx)`, in float64."""
-        network = self if is_narrow(self.activation, self.base) else self.to(torch.float64)
+        network = self._narrow() or self.to(torch.float64)
         return network.kernel().log_normalizer(network.form, network.bias)
+
+    def _narrow(self) -> "Network | None":
+        # The network on the law of its statistic, where kernels take tensors of any dtype.
+        base = self.base
+        while isinstance(base, Pushforward):
+            base = base.latent(self.weight)
+        return self._replace(base=base) if is_narrow(self.activation, base) else None
 
     def log_density(self, x: Tensor) -> Tensor:
         r"""The logarithm of :math:`\mu(x) \|V \sigma(W t(x) + b)\|^2` for events in the support."""
@@ -111,6 +119,7 @@ class Network(NamedTuple):
 
         It is None where square and normaliser are better computed one after the other.
         """
-        if not is_narrow(self.activation, self.base):
+        network = self._narrow()
+        if network is None:
             return None
-        return self.kernel().log_ratio(self.form, self.bias, self.base.statistic(x))
+        return network.kernel().log_ratio(self.form, self.bias, self.base.statistic(x))

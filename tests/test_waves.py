@@ -178,6 +178,48 @@ def test_derivatives_of_rows(activation: Any, full: bool) -> None:
 
 
 @WAVES
+@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+@pytest.mark.parametrize("bias", [(), (5,), (2, 5)], ids=str)
+def test_readouts_in_rows(activation: Any, full: bool, bias: tuple[int, ...]) -> None:
+    """A readout for each row, against the generic kernel."""
+    (weight, loc, scale, _, _), _ = _rows(1, full)
+    tensors = [weight, loc, scale, _randn(*bias, 4), _randn(5, 3, 4)]
+    value = _normalizer(activation, tensors, full, generic=False)
+    expected = _normalizer(activation, tensors, full, generic=True)
+    assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(value)
+    found = torch.autograd.grad(value, tensors, weights)
+    for gradient, other in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
+        assert_close(gradient, other, rtol=1e-9, atol=1e-9)
+
+
+@WAVES
+def test_readouts_in_rows_in_single_precision(activation: Any) -> None:
+    """Neurons without weights, too, which do not fluctuate."""
+    weight = torch.cat([torch.zeros(2, 3), torch.randn(6, 3)])
+    parameters, x = [weight, torch.randn(20, 8), torch.randn(20, 4, 8)], torch.randn(20, 3)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [y.to(dtype).requires_grad_() for y in parameters]
+        value = SNEFY(*leaves, activation=activation).log_prob(x.to(dtype))
+        assert value.dtype == dtype
+        found.append([value, *torch.autograd.grad(value.sum(), leaves)])
+    for single, double in zip(*found, strict=True):
+        assert (single - double).abs().max() <= 1e-5 * double.abs().max().clamp(min=1)
+
+
+@WAVES
+def test_second_derivatives_of_readouts_in_rows(activation: Any) -> None:
+    tensors, x = [_randn(3, 1), _randn(2, 3), _randn(2, 2, 3)], _randn(2, 1)
+
+    def log_prob(*tensors: Tensor) -> Tensor:
+        return SNEFY(*tensors[:3], activation=activation, validate_args=False).log_prob(tensors[3])
+
+    assert torch.autograd.gradcheck(log_prob, (*tensors, x))
+    assert torch.autograd.gradgradcheck(log_prob, (*tensors, x))
+
+
+@WAVES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_rows_integrate_to_one(activation: Any, dtype: torch.dtype) -> None:
     grid = torch.linspace(-12, 12, 4001, dtype=dtype)

@@ -21,7 +21,7 @@ from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..forms import Blocks, Features, Form, Readout
 from ..fused import Fused
-from ..linalg import affine, broadcast_shapes, safe_logsumexp
+from ..linalg import affine, broadcast_shapes, safe_log, safe_logsumexp
 from .fourier import cos_kernel, sin_kernel, snake_kernel
 from .kernel import Separable, in_chunks
 from .registry import register_kernel
@@ -31,6 +31,8 @@ _CHUNK = 2**18
 _LOG_ROOT_2, _ROOT_2 = math.log(2) / 2, math.sqrt(2)
 # What is beside one as nothing, and no denormal number in float32 after a few products.
 _FAINT = -60.0
+# Added to the diagonal of a matrix that has a factor then, whatever its rounding errors are.
+_RIDGE = 1e-12
 _WIDE = torch.float64
 
 
@@ -210,7 +212,7 @@ class _LogSnakes(_LogTrace):
         points: Tensor | None,
         activation: Snake,
     ) -> tuple[Tensor, list[Tensor]]:
-        frequency = 2 * activation.a
+        frequency = _frequency(activation)
         pairs = _Pairs.build(weight, scale, readout, frequency)
         gram, _, phase, even, odd, half = pairs
         # K x n x n
@@ -278,7 +280,41 @@ class _LogSnakes(_LogTrace):
         g_gram.addcmul_(phase, edges)
         g_phase.add_(edges).mul_(gram).diagonal(dim1=1, dim2=2).add_(g_diagonal.squeeze(1))
         g_readout.addmm_(readout, g_gram.sum(0).to(waves.dtype))
-        return _gradients(inputs, needed, white, g_phase, slope, g_readout, 2 * activation.a)
+        return _gradients(inputs, needed, white, g_phase, slope, g_readout, _frequency(activation))
+
+
+class _Squares(Fused):
+    r"""The quadratic forms :math:`x^\top A x` of rows.
+
+    Rows in float32 meet a factor of the matrix, which leaves sums of squares, with the rounding
+    error of those and not of a sum of terms of both signs.
+
+    Arguments:
+        rows: The rows :math:`x`, with shape :math:`(N, n)`.
+        matrix: The positive semi-definite matrix :math:`A`, with shape :math:`(n, n)`, in float64.
+    """
+
+    @staticmethod
+    def plain(rows: Tensor, matrix: Tensor) -> Tensor:
+        wide = rows.double()
+        return torch.linalg.vecdot(wide @ matrix, wide)
+
+    @staticmethod
+    def value(rows: Tensor, matrix: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if rows.dtype == _WIDE:
+            return torch.linalg.vecdot(torch.mm(rows, matrix), rows), []
+        shifted = matrix.clone()
+        shifted.diagonal().add_(_RIDGE)
+        factor, _ = torch.linalg.cholesky_ex(shifted)
+        outputs = torch.mm(rows, factor.to(rows.dtype))
+        return torch.linalg.vector_norm(outputs, dim=-1, dtype=_WIDE).square_(), []
+
+    @staticmethod
+    def gradient(grad: Tensor, inputs: Any, saved: Any, needed: Any) -> tuple[Tensor | None, ...]:
+        rows, matrix = inputs
+        column = grad.to(rows.dtype).unsqueeze(-1)
+        g_rows = torch.mm(rows, matrix.to(rows.dtype)).mul_(2 * column)
+        return g_rows, torch.mm(rows.t(), rows * column)
 
 
 def _angles(
@@ -297,9 +333,7 @@ def _angles(
 def _waves(activation: Activation, angles: Tensor) -> Tensor:
     # Cosines and sines, one after the other; sines come first for the sine.
     waves = angles.new_empty((2, *angles.shape))
-    cos, sin = waves.unbind()
-    if isinstance(activation, Sin):
-        cos, sin = sin, cos
+    cos, sin = _order(activation, *waves.unbind())
     torch.cos(angles, out=cos)
     torch.sin(angles, out=sin)
     return waves
@@ -367,6 +401,16 @@ def _gradients(
     return g_weight, g_loc, g_scale, slope.mul_(frequency), g_readout, g_points, None
 
 
+def _frequency(activation: Activation) -> float:
+    # That of the wave in an activation.
+    return 2 * activation.a if isinstance(activation, Snake) else 1.0
+
+
+def _order(activation: Activation, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    # Sines come first for the sine.
+    return (sin, cos) if isinstance(activation, Sin) else (cos, sin)
+
+
 def _rescale(readout: Tensor) -> tuple[Tensor, Tensor | None]:
     # Squares of float32 are numbers in float64, those of float64 need not be.
     if readout.dtype != _WIDE:
@@ -413,8 +457,12 @@ class WaveGaussian(_Wave):
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         weight, base, readout = self.weight, self.base, form.matrix
-        if weight.dim() > 2 or readout.dim() > 2 or not isinstance(form, Readout):
+        if weight.dim() > 2 or not isinstance(form, Readout):
             return super().log_normalizer(form, bias)
+        if readout.dim() > 2:
+            if base.batch_shape:
+                return super().log_normalizer(form, bias)
+            return self._by_row(readout, bias)
         loc, scale = base.mean(weight), base.factor
         rank = 1 if base.scale_tril is None else 2
         if scale.dim() == rank and loc.dim() > 1:
@@ -440,9 +488,13 @@ class WaveGaussian(_Wave):
     def log_ratio(self, form: Form, bias: Tensor, statistic: Tensor) -> Tensor | None:
         weight, base, readout = self.weight, self.base, form.matrix
         rows = bias.shape[:-1]
-        if weight.dim() > 2 or readout.dim() > 2 or not isinstance(form, Readout):
+        if weight.dim() > 2 or base.batch_shape or not isinstance(form, Readout):
             return None
-        if base.batch_shape or not rows or statistic.shape[:-1] != rows:
+        if readout.dim() > 2:
+            log_square = form.log_square(self.activation.features(affine(statistic, weight, bias)))
+            log_trace = self._by_row(readout, bias)
+            return torch.where(log_trace > -torch.inf, log_square - log_trace, -torch.inf)
+        if not rows or statistic.shape[:-1] != rows:
             return None
         loc, scale, n = base.mean(weight).unsqueeze(0), base.factor.unsqueeze(0), bias.shape[-1]
         readout, _ = _rescale(readout)  # of which ratios do not depend
@@ -460,6 +512,36 @@ class WaveGaussian(_Wave):
                 lambda chunk: log_ratio(*chunk.split(sizes, dim=-1)), both, Size(), _CHUNK // n
             )
         return value.reshape(rows) if len(rows) > 1 else value
+
+    def _by_row(self, readout: Tensor, bias: Tensor) -> Tensor:
+        # A readout for each row: its rows times the waves, against matrices that all rows share.
+        # A snake is its mean, its mean slope times the statistic, and what is left of the waves.
+        base, activation = self.base.map(Tensor.double), self.activation
+        frequency, dtype = _frequency(activation), bias.dtype
+        weight = frequency * self.weight.double()
+        largest = readout.detach().abs().amax((-2, -1), keepdim=True)
+        largest = torch.where(largest > 0, largest, 1.0)
+        readout = readout.to(dtype) / largest
+        angle = frequency * bias + (weight @ base.mean(weight)).to(dtype)
+        first, second = _order(activation, angle.cos(), angle.sin())
+        (minus, _), (plus, _) = base.pair_characteristics(weight)
+        even, odd = (minus + plus) / 2, (minus - plus) / 2
+        total: Tensor | float = 0.0
+        if isinstance(activation, Snake):
+            (decay, _), white = base.characteristic(weight), base.whiten(weight)
+            outer, narrow = decay.unsqueeze(-1) * decay, decay.to(dtype)
+            even, odd = even - outer, odd - outer * (white @ white.mT)
+            mean = angle + (1.0 if activation.offset else 0.0) - narrow * first
+            slope = (1 + narrow * second).unsqueeze(-1) * white.to(dtype)  # (*, n, D)
+            outputs = readout @ torch.cat([mean.unsqueeze(-1), slope], dim=-1)
+            total = torch.linalg.vector_norm(outputs, dim=(-2, -1), dtype=_WIDE).square()
+        for wave, matrix in ((first, even), (second, odd)):
+            rows = readout * wave.unsqueeze(-2)  # (*, m, n)
+            squares = _Squares.call(rows.flatten(0, -2), matrix)
+            total = total + squares.reshape(rows.shape[:-1]).sum(-1)
+        assert isinstance(total, Tensor)
+        constant = 2 * (largest.log().squeeze((-2, -1)) - math.log(frequency))
+        return safe_log(total) + constant
 
     def _batched(
         self, loc: Tensor, scale: Tensor, rank: int, bias: Tensor, readout: Tensor
