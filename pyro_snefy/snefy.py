@@ -44,7 +44,7 @@ class SNEFY(TorchDistribution):
         Z = \sum_{ij} (V^\top V)_{ij} \int \sigma(w_i \cdot t(x) + b_i)
         \sigma(w_j \cdot t(x) + b_j) \mu(dx)
 
-    The normalising constant is in closed form, see :mod:`pyro_snefy.kernels`. It is computed in
+    The normalising constant is in closed form, see :mod:`pyro_snefy.kernels`. It is a sum in
     float64, whatever the dtype of the parameters, because terms of both signs cancel in it.
 
     Arguments:
