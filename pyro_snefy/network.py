@@ -97,7 +97,12 @@ class Network(NamedTuple):
         return network.kernel().log_normalizer(network.form, network.bias)
 
     def _narrow(self) -> "Network | None":
-        # The network on the law of its statistic, where kernels take tensors of any dtype.
+        # The network on the law of its statistic, where kernels take tensors of any dtype. Half
+        # precision has too few digits for that, and torch.autocast would take it.
+        if self.weight.dtype not in (torch.float32, torch.float64):
+            return None
+        if torch.is_autocast_enabled(self.weight.device.type):
+            return None
         base = self.base
         while isinstance(base, Pushforward):
             base = base.latent(self.weight)

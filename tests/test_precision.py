@@ -10,9 +10,10 @@ from pyro.infer import SVI, Trace_ELBO
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from pyro_snefy import conditional_snefy, fit, snefy
-from pyro_snefy.activations import Cos, Exp, Snake
+from pyro_snefy import SNEFY, conditional_snefy, fit, snefy
+from pyro_snefy.activations import Activation, Cos, Exp, Snake
 from pyro_snefy.bases import Gaussian, GaussianMixture, NormalFamily, UniformSphere
+from pyro_snefy.network import Network
 
 WIDE = (torch.float32, torch.float64)
 
@@ -50,6 +51,21 @@ ALL = pytest.mark.parametrize("name", MODULES)
 
 def _law(module: nn.Module, context: Tensor | None):  # type: ignore[no-untyped-def]
     return module() if context is None else module(context)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(1.0)], ids=str)
+@pytest.mark.parametrize("readout", [(3, 8), (50, 3, 8)], ids=["one readout", "readouts"])
+def test_normalizers_of_rows(activation: Activation, readout: tuple[int, ...]) -> None:
+    """Squares may be rounded to bfloat16, normalisers are not."""
+    tensors = [torch.randn(8, 2), torch.randn(50, 8), torch.randn(readout)]
+    law, x = SNEFY(*tensors, activation=activation), torch.randn(50, 2)
+    normalizer = law.log_normalizer
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = law.log_prob(x)
+        square = Network.build(activation, law.base, *tensors, None, torch.float32).log_square(x)
+    assert value.dtype == torch.float32
+    expected = law.base.log_density(x) + square - normalizer
+    assert_close(value, expected.to(value.dtype), rtol=1e-5, atol=1e-5)
 
 
 @ALL

@@ -84,7 +84,7 @@ class WaveGaussian(_Wave):
         rank = 1 if base.scale_tril is None else 2
         if scale.dim() == rank and loc.dim() > 1:
             # Means that differ from row to row belong to the biases.
-            bias = bias + loc @ weight.mT
+            bias = bias + loc.to(bias.dtype) @ weight.to(bias.dtype).mT
             loc = torch.zeros_like(loc[(0,) * (loc.dim() - 1)])
         readout, largest = _rescale(readout)
         if loc.dim() == 1 and scale.dim() == rank:
