@@ -311,14 +311,14 @@ def conditional_snefy(
     =============================================== ============= =============
     heads                                              validation          test
     =============================================== ============= =============
-    bias                                            1.025 ± 0.035 1.005 ± 0.026
-    readout                                         0.937 ± 0.014 0.929 ± 0.009
-    bias, location and scale                        0.700 ± 0.023 0.719 ± 0.011
-    readout, location and scale                     0.692 ± 0.026 0.709 ± 0.012
-    bias, readout, location and scale               0.684 ± 0.023 0.703 ± 0.013
-    readout, location and scale, :math:`m = 4`      0.692 ± 0.024 0.716 ± 0.015
-    readout, location and scale, :math:`m = 1`      0.724 ± 0.020 0.764 ± 0.020
-    bias, readout, location and scale, ``Snake(1)`` 0.667 ± 0.024 0.676 ± 0.015
+    bias                                            1.025 ± 0.035 1.007 ± 0.027
+    readout                                         0.937 ± 0.013 0.931 ± 0.009
+    bias, location and scale                        0.700 ± 0.023 0.718 ± 0.008
+    readout, location and scale                     0.691 ± 0.025 0.708 ± 0.013
+    bias, readout, location and scale               0.683 ± 0.024 0.704 ± 0.013
+    readout, location and scale, :math:`m = 4`      0.690 ± 0.024 0.710 ± 0.014
+    readout, location and scale, :math:`m = 1`      0.718 ± 0.022 0.756 ± 0.016
+    bias, readout, location and scale, ``Snake(1)`` 0.667 ± 0.024 0.676 ± 0.014
     a spline flow instead                           0.691 ± 0.029 0.714 ± 0.007
     =============================================== ============= =============
 
