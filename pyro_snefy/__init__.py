@@ -2,6 +2,10 @@ r"""Squared neural families for Pyro."""
 
 __all__ = [
     "SNEFY",
+    "Bias",
+    "Head",
+    "LocationScale",
+    "ReadoutHead",
     "SphereReparam",
     "activations",
     "bases",
@@ -13,9 +17,6 @@ __all__ = [
 ]
 
 from . import activations, bases, kernels
-from .conditional import conditional_snefy
-from .fitting import fit
-from .inference_data import to_inference_data
-from .joint import snefy  # hides the submodule of this name, which has been imported by now
-from .reparam import SphereReparam
-from .snefy import SNEFY
+from .distributions import SNEFY
+from .interop import SphereReparam, to_inference_data
+from .learning import Bias, Head, LocationScale, ReadoutHead, conditional_snefy, fit, snefy

@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .forms import Features
+from .numerics.forms import Features
 
 
 class Activation:

@@ -21,7 +21,7 @@ from tqdm import trange
 from . import conditional_snefy
 from .activations import Snake
 from .bases import Gaussian
-from .conditional import ConditionalSNEFY, LocationScale, ReadoutHead
+from .learning.conditional import ConditionalSNEFY, LocationScale, ReadoutHead
 
 FOLDER = Path("demo_output")
 STEPS, BATCH, ROWS = 2000, 256, 6000

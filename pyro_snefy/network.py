@@ -11,10 +11,10 @@ from torch import Tensor
 from .activations import Activation, Cis, Cos
 from .bases import Base
 from .bases.bounded import Pushforward
-from .forms import Form, Gram, Readout
 from .kernels import Kernel, kernel
 from .kernels.registry import is_narrow
-from .linalg import affine
+from .numerics.forms import Form, Gram, Readout
+from .numerics.linalg import affine
 
 
 class Network(NamedTuple):

@@ -1,4 +1,4 @@
-r"""Tests for the pyro_snefy.bivariate module."""
+r"""Tests for the pyro_snefy.numerics.bivariate module."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_snefy.bivariate import (
+from pyro_snefy.numerics.bivariate import (
     bivariate_cdf,
     erf_moment,
     gelu_moment,

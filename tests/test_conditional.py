@@ -13,10 +13,9 @@ from pyro.distributions.transforms import conditional_affine_coupling
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_snefy import SNEFY, conditional_snefy
+from pyro_snefy import SNEFY, Bias, Head, LocationScale, ReadoutHead, conditional_snefy
 from pyro_snefy.activations import Cos, Exp, ReLU, Snake
 from pyro_snefy.bases import Base, Gaussian, PoissonFamily, UniformCube, UniformSphere
-from pyro_snefy.conditional import Bias, Head, LocationScale, ReadoutHead
 
 HEADS: list[tuple[Head, ...]] = [
     (Bias(),),

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pyro_snefy import snefy
 from pyro_snefy.bases import GaussianMixture
-from pyro_snefy.joint import JointSNEFY
+from pyro_snefy.learning.joint import JointSNEFY
 
 STEPS, BATCH, PROCESSES = 6, 32, 2
 

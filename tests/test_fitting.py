@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pyro_snefy import conditional_snefy, fit, snefy
 from pyro_snefy.activations import Exp, Snake
 from pyro_snefy.bases import Gaussian, GaussianMixture, UniformBox, UniformSphere
-from pyro_snefy.joint import JointSNEFY
+from pyro_snefy.learning.joint import JointSNEFY
 
 
 class Normal(nn.Module):

@@ -1,4 +1,4 @@
-r"""Tests for the pyro_snefy.hypergeometric module."""
+r"""Tests for the pyro_snefy.numerics.hypergeometric module."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_snefy.hypergeometric import (
+from pyro_snefy.numerics.hypergeometric import (
     _gauss_rule,
     _hankel_expansion,
     hyp0f1_oscillating,

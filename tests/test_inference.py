@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from pyro_snefy import SNEFY, SphereReparam, conditional_snefy, to_inference_data
 from pyro_snefy.activations import Activation, Cos, Exp
 from pyro_snefy.bases import Base, DirichletFamily, Discrete, Gaussian, UniformCube, UniformSphere
-from pyro_snefy.joint import JointSNEFY
+from pyro_snefy.learning.joint import JointSNEFY
 
 OBSERVED = torch.tensor([0.9, 0.2, 0.4])
 NOISE = {"space": 1.0, "cube": 0.3, "simplex": 0.3, "sphere": 0.3}

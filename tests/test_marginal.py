@@ -37,8 +37,8 @@ from pyro_snefy.bases import (
     UniformBox,
     UniformCube,
 )
+from pyro_snefy.distributions import Marginal
 from pyro_snefy.kernels import closed_form
-from pyro_snefy.marginal import Marginal
 
 DOUBLE = {"dtype": torch.float64}
 # The package has functions of these names, too.

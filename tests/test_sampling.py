@@ -29,10 +29,11 @@ from pyro_snefy.activations import (
     Step,
 )
 from pyro_snefy.bases import Base
-from pyro_snefy.forms import Gram
+from pyro_snefy.distributions import Marginal
 from pyro_snefy.kernels import closed_form
-from pyro_snefy.marginal import Marginal
-from pyro_snefy.sampling import exact, samplers
+from pyro_snefy.numerics.forms import Gram
+from pyro_snefy.sampling import draw as exact
+from pyro_snefy.sampling import samplers
 from pyro_snefy.sampling.envelope import log_majorizer
 from pyro_snefy.sampling.samplers import NeuronSampler, PairSampler, Sampler
 from pyro_snefy.sampling.sequential import sample_sequentially

@@ -11,11 +11,11 @@ from torch.testing import assert_close
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Cos, Sin, Snake
 from pyro_snefy.bases import Gaussian
-from pyro_snefy.forms import Readout
+from pyro_snefy.distributions.partially_observed import _patterns
 from pyro_snefy.kernels import Separable, kernel
 from pyro_snefy.kernels.waves import WaveGaussian
-from pyro_snefy.linalg import take
-from pyro_snefy.missing import _patterns
+from pyro_snefy.numerics.forms import Readout
+from pyro_snefy.numerics.linalg import take
 
 WAVES = pytest.mark.parametrize(
     "activation", [Cos(), Sin(), Snake(), Snake(0.7, offset=False)], ids=str

@@ -22,8 +22,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from ..activations import Activation, Exp
-from ..linalg import broadcast_shapes, rows_matmul
-from ..rejection import rejection_by_row
+from ..numerics.linalg import broadcast_shapes, rows_matmul
+from ..numerics.rejection import rejection_by_row
 
 Self = TypeVar("Self", bound="Base")
 Pairs = tuple[tuple[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]

@@ -10,9 +10,9 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
-from ..linalg import broadcast_shapes
-from ..rejection import choose
+from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..numerics.linalg import broadcast_shapes
+from ..numerics.rejection import choose
 from .base import FourierBase, LaplaceBase, Pairs, Partial, check_dimension
 from .gaussian import Gaussian
 

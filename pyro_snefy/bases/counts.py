@@ -10,7 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..constraints import finite_set
-from ..rejection import choose
+from ..numerics.rejection import choose
 from .base import FourierBase, LaplaceBase
 
 

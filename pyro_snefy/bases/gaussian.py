@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..linalg import broadcast_shapes, rows_matmul, take
+from ..numerics.linalg import broadcast_shapes, rows_matmul, take
 from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
 
 _LOG_ROOT = math.log(2 * math.pi) / 2

@@ -11,8 +11,8 @@ from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intersection, intervals, union
-from ..linalg import broadcast_shapes, safe_logsumexp
-from ..rejection import choose
+from ..numerics.linalg import broadcast_shapes, safe_logsumexp
+from ..numerics.rejection import choose
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 from .bounded import UniformBox
 from .gaussian import Gaussian

@@ -10,7 +10,7 @@ from torch import Size, Tensor
 
 from ..activations import Activation
 from ..constraints import product
-from ..linalg import broadcast_shapes, rows_matmul
+from ..numerics.linalg import broadcast_shapes, rows_matmul
 from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
 
 Self = TypeVar("Self", bound="Base")

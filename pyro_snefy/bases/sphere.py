@@ -10,8 +10,8 @@ from torch import Size, Tensor
 from torch.distributions import Beta, constraints
 
 from ..constraints import unit_sphere
-from ..hypergeometric import hyp0f1_oscillating, log_hyp0f1
-from ..rejection import rejection_by_row
+from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..numerics.rejection import rejection_by_row
 from .base import Base, FourierBase, LaplaceBase, check_dimension
 from .bounded import Pushforward
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
-from ..linalg import broadcast_shapes
+from ..numerics.linalg import broadcast_shapes
 from .base import Base
 from .bounded import Pushforward
 

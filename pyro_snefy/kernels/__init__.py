@@ -10,7 +10,7 @@ __all__ = [
     "register_kernel",
 ]
 
-from ..forms import Features
-from . import fourier, gaussian, laplace, mixture, pieces, sphere, waves  # noqa: F401
+from ..numerics.forms import Features
+from . import fourier, gaussian, homogeneous, laplace, mixture, pieces, waves  # noqa: F401
 from .kernel import Kernel, Pairwise, Separable
 from .registry import closed_form, kernel, register_kernel

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
 from ..bases.base import FourierBase
-from ..forms import Features
+from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel
 

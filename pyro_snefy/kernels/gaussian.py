@@ -11,8 +11,8 @@ from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, 
 from ..bases.bounded import Pushforward
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
-from ..bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
-from ..linalg import broadcast_shapes
+from ..numerics.bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
+from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
@@ -23,7 +23,7 @@ def normal_expectation(activation: Activation, *law: Tensor) -> Tensor:
 
     Arguments:
         activation: The activation :math:`\sigma`.
-        law: Means, variances, covariance and angle, as in :mod:`pyro_snefy.bivariate`.
+        law: Means, variances, covariance and angle, as in :mod:`pyro_snefy.numerics.bivariate`.
     """
     raise NotImplementedError
 

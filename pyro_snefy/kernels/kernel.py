@@ -8,8 +8,8 @@ import torch
 from torch import Size, Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ..forms import Blocks, Features, Form
-from ..linalg import broadcast_shapes
+from ..numerics.forms import Blocks, Features, Form
+from ..numerics.linalg import broadcast_shapes
 
 # Entries of kernel matrices that are held at once when every row has a matrix of its own.
 _CHUNK = 2**20
@@ -26,7 +26,7 @@ class Kernel:
     Example:
         >>> from pyro_snefy.activations import Exp
         >>> from pyro_snefy.bases import Gaussian
-        >>> from pyro_snefy.forms import Readout
+        >>> from pyro_snefy.numerics.forms import Readout
         >>> from pyro_snefy.kernels import kernel
         >>> base = Gaussian(torch.zeros(2), torch.ones(2))
         >>> exponential = kernel(Exp(), base, torch.zeros(3, 2))

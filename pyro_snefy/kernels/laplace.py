@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..activations import Exp
 from ..bases.base import LaplaceBase, cutoff_exp
-from ..forms import Features
+from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel
 

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
 from ..bases.mixture import ConditionalGaussianMixture
-from ..forms import Form
-from ..linalg import safe_logsumexp
+from ..numerics.forms import Form
+from ..numerics.linalg import safe_logsumexp
 from .kernel import Kernel
 from .registry import kernel, register_kernel
 

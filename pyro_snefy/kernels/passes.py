@@ -15,9 +15,9 @@ from torch import Tensor
 from ..activations import Activation, Cos, Sin, Snake
 from ..bases.base import CUTOFF, FourierBase
 from ..bases.gaussian import Gaussian
-from ..forms import Readout
 from ..fused import Fused
-from ..linalg import affine
+from ..numerics.forms import Readout
+from ..numerics.linalg import affine
 from .fourier import cos_kernel, sin_kernel, snake_kernel
 from .kernel import Separable
 

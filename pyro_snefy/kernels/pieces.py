@@ -12,7 +12,7 @@ from torch import Tensor
 from ..activations import Activation, GaussianActivation, LeakyReLU, ReLU, Step
 from ..bases.counts import Discrete
 from ..bases.mixture import Interval, Mixture
-from ..linalg import broadcast_shapes
+from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..activations import Activation
 from ..bases.base import Base
-from ..dispatch import Dispatcher
+from ..numerics.dispatch import Dispatcher
 from .kernel import Kernel
 
 KernelFunction = Callable[[Any, Any, Tensor], Kernel]

@@ -17,8 +17,8 @@ from torch import Size, Tensor
 from ..activations import Activation, Cos, Sin, Snake
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
-from ..forms import Blocks, Features, Form, Readout
-from ..linalg import affine, broadcast_shapes, safe_log, safe_logsumexp
+from ..numerics.forms import Blocks, Features, Form, Readout
+from ..numerics.linalg import affine, broadcast_shapes, safe_log, safe_logsumexp
 from .kernel import Separable, in_chunks
 from .passes import LogSnakes, LogTrace, LogWaves, Squares, frequency, in_order, wave_kernel
 from .registry import register_kernel

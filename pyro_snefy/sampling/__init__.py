@@ -16,8 +16,8 @@ __all__ = [
     "sampler",
 ]
 
-from .exact import acceptance_rate, sample
-from .line import Line
+from ..operations.quantiles import Line
+from .draw import acceptance_rate, sample
 from .neurons import NeuronLaw, register_neuron_law
 from .samplers import Sampler, flatten, sampler
 from .sequential import cdf, icdf, is_reparameterizable, line, pathwise

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..forms import Form, Readout
+from ..numerics.forms import Form, Readout
 
 # Sweeps of the ascent; the certificate holds after any number of them.
 _SWEEPS = 200

@@ -13,10 +13,10 @@ from ..bases.base import FourierBase
 from ..bases.counts import Geometric, Poisson
 from ..bases.gaussian import Gaussian
 from ..bases.sphere import UniformSphere
-from ..dispatch import Dispatcher
-from ..linalg import rows_matmul
 from ..network import Network
-from ..rejection import rejection_by_row
+from ..numerics.dispatch import Dispatcher
+from ..numerics.linalg import rows_matmul
+from ..numerics.rejection import rejection_by_row
 
 
 class NeuronLaw:

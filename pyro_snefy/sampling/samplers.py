@@ -13,12 +13,12 @@ from ..bases.base import Base, LaplaceBase, flatten_batch
 from ..bases.bounded import Pushforward
 from ..bases.counts import Discrete
 from ..bases.mixture import GaussianMixture, Interval, Mixture
-from ..dispatch import Dispatcher
-from ..forms import Form, Readout
 from ..kernels import Separable, kernel
-from ..linalg import broadcast_shapes, rows_matmul
 from ..network import Network
-from ..rejection import rejection
+from ..numerics.dispatch import Dispatcher
+from ..numerics.forms import Form, Readout
+from ..numerics.linalg import broadcast_shapes, rows_matmul
+from ..numerics.rejection import rejection
 from .envelope import log_majorizer
 from .neurons import find_neuron_law, pick
 

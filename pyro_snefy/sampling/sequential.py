@@ -16,8 +16,8 @@ from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
 from ..bases.standardized import Standardized
 from ..constraints import is_real
-from ..linalg import broadcast_shapes
-from .line import Line, Neurons, ends
+from ..numerics.linalg import broadcast_shapes
+from ..operations.quantiles import Line, Neurons, ends
 
 
 def line(joint: Any, dim: int = 0) -> Line:

@@ -20,10 +20,9 @@ import zuko
 from torch import Tensor, nn
 from tqdm import trange
 
-from pyro_snefy import conditional_snefy
+from pyro_snefy import Bias, LocationScale, ReadoutHead, conditional_snefy
 from pyro_snefy.activations import Snake
 from pyro_snefy.bases import Gaussian
-from pyro_snefy.conditional import Bias, LocationScale, ReadoutHead
 
 EPOCHS, BATCH, PATIENCE = 80, 256, 20
 SPLITS = range(200, 205)

@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pyro_snefy import SNEFY, conditional_snefy
+from pyro_snefy import SNEFY, Bias, Head, LocationScale, ReadoutHead, conditional_snefy
 from pyro_snefy.activations import Cos, Exp, Snake
 from pyro_snefy.bases import Gaussian, GaussianMixture, UniformSphere
-from pyro_snefy.conditional import Bias, Head, LocationScale, ReadoutHead
 from tests.perf import baselines
 from tests.perf.timing import medians
 

@@ -8,10 +8,10 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
-from .constraints import missing
-from .kernels.registry import is_narrow
-from .linalg import broadcast_shapes, rows_matmul
-from .network import Network
+from ..constraints import missing
+from ..kernels.registry import is_narrow
+from ..network import Network
+from ..numerics.linalg import broadcast_shapes, rows_matmul
 
 _EMPTY = Size()
 

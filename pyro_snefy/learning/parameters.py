@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from .bases import Base
-from .constraints import is_real
+from ..bases import Base
+from ..constraints import is_real
 
 
 class ConstrainedModule(nn.Module):

@@ -10,17 +10,15 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from .activations import Activation, Cis, Cos
-from .bases import Base, Discrete, Gaussian
-from .bases.bounded import Pushforward
-from .forms import Features, Gram, Readout
-from .kernels.registry import check_closed_form
-from .linalg import affine, broadcast_shapes, rows_matmul, take
-from .marginal import Marginal, check_dims, closed_marginal
-from .missing import PartiallyObserved
-from .moments import moments
-from .network import Network
-from .sampling import (
+from ..activations import Activation, Cis, Cos
+from ..bases import Base, Discrete, Gaussian
+from ..bases.bounded import Pushforward
+from ..kernels.registry import check_closed_form
+from ..network import Network
+from ..numerics.forms import Features, Gram, Readout
+from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, take
+from ..operations.moments import moments
+from ..sampling import (
     Line,
     acceptance_rate,
     cdf,
@@ -31,6 +29,8 @@ from .sampling import (
     pathwise,
     sample,
 )
+from .marginal import Marginal, check_dims, closed_marginal
+from .partially_observed import PartiallyObserved
 from .validation import check_normalizer, check_shapes, check_types, check_values
 
 _PARAMETERS = ("weight", "bias", "readout", "gram")
@@ -423,7 +423,8 @@ class SNEFY(TorchDistribution):
             dims: The coordinates that are kept.
 
         Returns:
-            A SNEFY for waves and exponentials, a :class:`~pyro_snefy.marginal.Marginal` with the
+            A SNEFY for waves and exponentials, and a
+            :class:`~pyro_snefy.distributions.Marginal` with the
             same methods for others.
         """
         dims = check_dims(dims, self.event_shape)

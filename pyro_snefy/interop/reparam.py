@@ -12,7 +12,7 @@ from pyro.distributions import constraints
 from pyro.infer.reparam.reparam import Reparam
 from pyro.ops.tensor_utils import safe_normalize
 
-from .constraints import unit_sphere
+from ..constraints import unit_sphere
 
 
 class SphereReparam(Reparam):

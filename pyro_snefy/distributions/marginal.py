@@ -10,12 +10,12 @@ import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
-from .activations import Cis, Cos, Exp, Sin
-from .constraints import permuted
-from .kernels import Separable, kernel
-from .linalg import take
-from .network import Network
-from .sampling import Line, cdf, icdf, line
+from ..activations import Cis, Cos, Exp, Sin
+from ..constraints import permuted
+from ..kernels import Separable, kernel
+from ..network import Network
+from ..numerics.linalg import take
+from ..sampling import Line, cdf, icdf, line
 
 _EMPTY = Size()
 

@@ -8,8 +8,8 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from .activations import Activation, Exp, FourierActivation, Snake
-from .bases import (
+from ..activations import Activation, Exp, FourierActivation, Snake
+from ..bases import (
     Base,
     DirichletFamily,
     Discrete,

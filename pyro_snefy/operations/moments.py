@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import (
+from ..activations import (
     Activation,
     Exp,
     FourierActivation,
@@ -20,7 +20,7 @@ from .activations import (
     Snake,
     Step,
 )
-from .bases import (
+from ..bases import (
     Base,
     Discrete,
     FourierBase,
@@ -34,11 +34,11 @@ from .bases import (
     Standardized,
     UniformSphere,
 )
-from .bases.bounded import Pushforward
-from .kernels import Separable
-from .kernels.pieces import piecewise_moment
-from .linalg import broadcast_shapes, rows_matmul
-from .network import Network
+from ..bases.bounded import Pushforward
+from ..kernels import Separable
+from ..kernels.pieces import piecewise_moment
+from ..network import Network
+from ..numerics.linalg import broadcast_shapes, rows_matmul
 
 Moments = tuple[Tensor, Tensor]
 

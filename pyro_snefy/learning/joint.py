@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from .activations import Activation, Cis, Cos, Exp
-from .bases import Base, Gaussian
-from .bases.base import FourierBase, LaplaceBase
-from .constraints import is_real
+from ..activations import Activation, Cis, Cos, Exp
+from ..bases import Base, Gaussian
+from ..bases.base import FourierBase, LaplaceBase
+from ..constraints import is_real
+from ..distributions.snefy import SNEFY
+from ..kernels.registry import check_closed_form, closed_form
 from .initialization import centred_members, complete_rows, fit_base, random_rows, spread_neurons
-from .kernels.registry import check_closed_form, closed_form
-from .modules import BaseModule, ConstrainedModule
-from .snefy import SNEFY
+from .parameters import BaseModule, ConstrainedModule
 
 _ROWS = 10_000  # are enough to see the range of the neurons
 _NOISE = 0.2  # of the readout: enough to tell neurons apart, and little beside the base

@@ -13,10 +13,10 @@ from pyro.nn import DenseNN
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from .activations import Activation, Snake
-from .bases import Base, Gaussian, Standardized
-from .modules import BaseModule
-from .snefy import SNEFY
+from ..activations import Activation, Snake
+from ..bases import Base, Gaussian, Standardized
+from ..distributions.snefy import SNEFY
+from .parameters import BaseModule
 
 
 class Parameters(NamedTuple):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 
-from .activations import Activation, Cis
-from .bases import Base
-from .forms import Readout
-from .kernels import kernel
-from .linalg import broadcast_shapes
-from .network import Network
+from ..activations import Activation, Cis
+from ..bases import Base
+from ..kernels import kernel
+from ..network import Network
+from ..numerics.forms import Readout
+from ..numerics.linalg import broadcast_shapes
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
 

@@ -1,0 +1,7 @@
+r"""Distributions of Pyro, each made of one network."""
+
+__all__ = ["SNEFY", "Marginal", "PartiallyObserved"]
+
+from .marginal import Marginal
+from .partially_observed import PartiallyObserved
+from .snefy import SNEFY

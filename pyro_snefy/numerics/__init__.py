@@ -1,0 +1,1 @@
+r"""Numerical building blocks, which know nothing of activations, bases or distributions."""
