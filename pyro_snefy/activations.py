@@ -39,16 +39,25 @@ class Activation:
         (True, False)
     """
 
-    wide: ClassVar[bool] = False  # whether preactivations are to be in float64
-    kink: ClassVar[bool] = False  # whether it is smooth but for z = 0
+    needs_float64: ClassVar[bool] = False  # preactivations in float32 would lose digits
+    is_complex: ClassVar[bool] = False  # complex readouts and Hermitian grams are allowed
 
     @property
-    def frequency(self) -> float:
-        r"""How fast :math:`\sigma^2` varies where it is smooth, in radians per unit of :math:`z`.
+    def resolution(self) -> float:
+        r"""How fast :math:`\sigma^2` varies between kinks, in radians per unit of :math:`z`.
 
-        Integrals by quadrature take steps of this length.
+        Quadrature takes panels of a few radians.
         """
         return 4.0
+
+    @property
+    def degree(self) -> int | None:
+        r"""The degree of :math:`\sigma` if it is a monomial on either side of zero, or None.
+
+        Such a :math:`\sigma` is homogeneous, :math:`\sigma(r z) = r^p \sigma(z)` for
+        :math:`r > 0`, and has a kink at zero.
+        """
+        return None
 
     def __call__(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -65,6 +74,11 @@ class FourierActivation(Activation):
         >>> isinstance(Snake(), FourierActivation)
         True
     """
+
+    @property
+    def wave_frequency(self) -> float:
+        r"""The frequency of the wave in :math:`\sigma`, in radians per unit of :math:`z`."""
+        return 1.0
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
         r"""Bounds :math:`|\sigma(z)| \leq \alpha + \beta |z - c|`, for the sampler.
@@ -132,7 +146,7 @@ class Cos(FourierActivation):
     """
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 2.0
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
@@ -152,7 +166,7 @@ class Sin(FourierActivation):
     """
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 2.0
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
@@ -173,12 +187,10 @@ class Cis(FourierActivation):
         tensor([1.+0.j])
     """
 
+    is_complex: ClassVar[bool] = True
+
     def __call__(self, z: Tensor) -> Tensor:
         return torch.complex(z.cos(), z.sin())
-
-    def features(self, z: Tensor) -> Features:
-        # Real and imaginary parts, to be read by a real matrix of twice the width.
-        return Features(None, (torch.cat([z.cos(), z.sin()], dim=-1),))
 
 
 @dataclass(frozen=True)
@@ -203,8 +215,12 @@ class Snake(FourierActivation):
             raise ValueError(f"Snake: expected a finite a > 0, got a={self.a!r}.")
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 4 * self.a
+
+    @property
+    def wave_frequency(self) -> float:
+        return 2 * self.a
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
         # The slope is between 0 and 2; the wave about the line has the amplitude 1 / 2a.
@@ -229,7 +245,7 @@ class Identity(FourierActivation):
     """
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 0.0
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
@@ -254,8 +270,8 @@ class Exp(Activation):
         tensor([1.])
     """
 
-    # The error of an exponent is the error of the log-density.
-    wide: ClassVar[bool] = True
+    # An error of the exponent is an error of the log-density.
+    needs_float64: ClassVar[bool] = True
 
     scale: float = 1.0
 
@@ -264,7 +280,7 @@ class Exp(Activation):
             raise ValueError(f"Exp: expected a finite scale > 0, got scale={self.scale!r}.")
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 2 * self.scale
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -307,11 +323,13 @@ class Step(GaussianActivation):
         tensor([0., 0., 1.])
     """
 
-    kink: ClassVar[bool] = True
+    @property
+    def resolution(self) -> float:
+        return 0.0
 
     @property
-    def frequency(self) -> float:
-        return 0.0
+    def degree(self) -> int:
+        return 0
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
         return None, _power_mode(0, mean, scale)
@@ -332,13 +350,15 @@ class ReLU(GaussianActivation):
         tensor([0., 9.])
     """
 
-    kink: ClassVar[bool] = True
-
     power: int = 1
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 0.0
+
+    @property
+    def degree(self) -> int:
+        return self.power
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
         return None, _power_mode(self.power, mean, scale)
@@ -363,13 +383,15 @@ class LeakyReLU(GaussianActivation):
         tensor([-0.5000,  3.0000])
     """
 
-    kink: ClassVar[bool] = True
-
     negative_slope: float = 0.01
 
     @property
-    def frequency(self) -> float:
+    def resolution(self) -> float:
         return 0.0
+
+    @property
+    def degree(self) -> int:
+        return 1
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return -_power_mode(1, -mean, scale), _power_mode(1, mean, scale)

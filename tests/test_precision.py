@@ -62,7 +62,7 @@ def test_normalizers_of_rows(activation: Activation, readout: tuple[int, ...]) -
     normalizer = law.log_normalizer
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = law.log_prob(x)
-        square = Network.build(activation, law.base, *tensors, None, torch.float32).log_square(x)
+        square = Network.build(activation, law.base, *tensors, None).log_square(x)
     assert value.dtype == torch.float32
     expected = law.base.log_density(x) + square - normalizer
     assert_close(value, expected.to(value.dtype), rtol=1e-5, atol=1e-5)

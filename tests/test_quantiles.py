@@ -18,6 +18,7 @@ from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import Activation, Cos, Exp, LeakyReLU, ReLU, Snake, Step
 from pyro_snefy.bases import Base
 from pyro_snefy.kernels import closed_form
+from pyro_snefy.operations.quantiles import line
 from tests.cases import CASES, LOC, LOGITS, SCALE, TRIL, Case, _t
 from tests.densities import LOG_DENSITIES, join, legendre, statistic
 
@@ -286,7 +287,7 @@ def test_marginal_of_counts() -> None:
 def test_kinks_that_meet(activation: Activation) -> None:
     """The density of a marginal in the plane has kinks where those of two neurons meet."""
     law: Any = SNEFY(_randn(5, 2), _randn(5), _randn(2, 5), activation=activation).marginal([0])
-    assert float(law.line().upper[-1]) == pytest.approx(1.0, abs=1e-12)
+    assert float(line(law.joint._network, 0).upper[-1]) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_vectors_of_length_one() -> None:

@@ -339,9 +339,9 @@ def test_a_wrong_envelope_is_seen(
     bins = law.icdf(LEVELS[3::4])
     assert quantile_bins(bins, law.sample((200_000,))) > FAILURE
     for kind in (NeuronSampler, PairSampler):
-        right = kind.log_ratio
+        right = kind.log_acceptance
         monkeypatch.setattr(
-            kind, "log_ratio", lambda *args, right=right: right(*args) - math.log(0.9)
+            kind, "log_acceptance", lambda *args, right=right: right(*args) - math.log(0.9)
         )
     assert quantile_bins(bins, law.sample((200_000,))) < FAILURE
 
@@ -389,13 +389,13 @@ def _broadly(base: Any, count: int) -> Tensor:
 
 
 def _assert_envelope(d: SNEFY, count: int) -> int:
-    _, engine = exact._prepare(d)
+    _, engine = exact.prepare(d._network)
     found = 0
     for leaf in _leaves(engine):
         found += 1
         x = _broadly(leaf.network.base, count)
         member = torch.randint(len(leaf.acceptance), (count,))
-        ratio = leaf.log_ratio(x, member)
+        ratio = leaf.log_acceptance(x, member)
         # Where all neurons are zero, there is neither density nor envelope; the tails of GELU
         # underflow, far out.
         silent = ratio.isnan()
@@ -542,13 +542,13 @@ def test_acceptance_rate(
 def test_acceptance_rate_of_mixtures() -> None:
     """Tries per draw are those of the components, weighted by their shares of the mass."""
     law = Case("Cos", "GaussianMixture").distribution()
-    _, engine = exact._prepare(law)
+    _, engine = exact.prepare(law._network)
     assert isinstance(engine, samplers.MixtureSampler)
     (inner,) = engine.parts
     assert isinstance(inner, NeuronSampler)
     share = engine.log_weights.softmax(-1)[0]
     members = torch.arange(len(share)).repeat_interleave(100_000)
-    accepted = torch.rand(len(members)) < inner.log_ratio(inner.propose(members), members).exp()
+    accepted = torch.rand(len(members)) < inner.log_acceptance(inner.propose(members), members).exp()
     found = accepted.double().reshape(len(share), -1).mean(-1)
     assert 1 / float((share / found).sum()) == pytest.approx(float(law.acceptance_rate), rel=0.03)
 
@@ -859,7 +859,7 @@ def test_one_coordinate_after_the_other(name: str) -> None:
         weight[:, 2:] = -0.1 - weight[:, 2:].abs()
     law = SNEFY(weight, bias, readout, activation=activation, base=base)
     count = 300 if isinstance(activation, ReLU) else 1500
-    first = sample_sequentially(law, Size((count,)))
+    first = sample_sequentially(law._network, Size((count,)))
     second = law.sample((20_000,))
     assert bool(law.support.check(first).all())
     directions = torch.cat(

@@ -1,4 +1,4 @@
-"""Passes by hand of waves on Gaussian bases, against the generic kernels and autograd."""
+"""Waves on Gaussian bases, in batches of all kinds, against plain sums over the kernel."""
 
 from typing import Any
 
@@ -11,9 +11,8 @@ from torch.testing import assert_close
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Cos, Sin, Snake
 from pyro_snefy.bases import Gaussian
-from pyro_snefy.distributions.partially_observed import _patterns
+from pyro_snefy.operations.missing import patterns_of
 from pyro_snefy.kernels import Separable, kernel
-from pyro_snefy.kernels.waves import WaveGaussian
 from pyro_snefy.numerics.forms import Readout
 from pyro_snefy.numerics.linalg import take
 
@@ -30,11 +29,11 @@ def _normalizer(activation: Any, tensors: list[Tensor], full: bool, generic: boo
     weight, loc, scale, bias, readout = tensors
     base = Gaussian(loc, None if full else scale, scale_tril=scale if full else None)
     neurons = kernel(activation, base, weight)
-    assert isinstance(neurons, WaveGaussian)
+    assert isinstance(neurons, Separable)
     if not generic:
         return neurons.log_normalizer(Readout(readout), bias)
-    separable = Separable(neurons.blocks, neurons.features)
-    return separable.log_normalizer(Readout(readout), bias)
+    _, matrix = neurons.matrix(bias)
+    return ((readout.mT @ readout) * matrix).sum((-2, -1)).log()
 
 
 @WAVES
@@ -313,6 +312,6 @@ def test_patterns(d: int) -> None:
     observed = torch.rand(20, d) < 0.5
     observed[10:] = observed[:10]
     observed[0] = True
-    patterns, pattern = _patterns(observed)
+    patterns, pattern = patterns_of(observed)
     assert torch.equal(patterns[pattern], observed)
     assert len(patterns) == len(observed.unique(dim=0))

@@ -18,6 +18,7 @@ __all__ = [
     "PoissonFamily",
     "Product",
     "ProjectedGaussian",
+    "Pushforward",
     "Standardized",
     "UniformBox",
     "UniformCube",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 from .base import Base, FourierBase, LaplaceBase
-from .bounded import UniformBox, UniformCube
+from .bounded import Pushforward, UniformBox, UniformCube
 from .counts import Discrete, Geometric, PointMass, Poisson
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian

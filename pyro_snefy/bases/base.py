@@ -216,6 +216,18 @@ class Base:
         """Some bases of a flat batch, or the same if there is no batch dimension."""
         return self.map_batches(lambda x, rank: x[index] if x.dim() > rank else x)
 
+    def latent(self, like: Tensor) -> "Base":
+        return self
+
+    def event(self, latent: Tensor) -> Tensor:
+        return latent
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return x
+
+    def members(self, index: Tensor) -> Any:
+        return self.take(index)
+
     def statistic(self, x: Tensor) -> Tensor:
         r"""The statistic :math:`t(x)`, with shape :math:`(*, D)`."""
         return x if self.event_dim else x.unsqueeze(-1)

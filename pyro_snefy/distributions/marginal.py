@@ -1,41 +1,24 @@
 r"""Laws of some coordinates of a squared neural family, the others integrated out."""
 
-__all__ = ["Marginal", "check_dims", "closed_marginal"]
+__all__ = ["Marginal"]
 
-import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
-from ..activations import Cis, Cos, Exp, Sin
 from ..constraints import permuted
-from ..kernels import Separable, kernel
-from ..network import Network
-from ..numerics.linalg import take
-from ..sampling import Line, cdf, icdf, line
+from ..numerics.linalg import broadcast_shapes, take
+from ..operations.marginals import check_dims, log_numerator
+from ..operations.quantiles import cdf, icdf
+from .validation import check_one_coordinate, check_probabilities
+
+if TYPE_CHECKING:
+    from .snefy import SNEFY
 
 _EMPTY = Size()
-
-
-def check_dims(dims: Sequence[int], event_shape: Size) -> list[int]:
-    """Checks coordinates of a vector event, and makes them non-negative.
-
-    Arguments:
-        dims: The coordinates.
-        event_shape: The shape of the event.
-    """
-    if len(event_shape) != 1:
-        raise ValueError(f"Expected an event that is a vector, got event_shape {event_shape}.")
-    d = event_shape[0]
-    result = [dim + d if dim < 0 else dim for dim in dims]
-    if not result or len(set(result)) != len(result) or not all(0 <= k < d for k in result):
-        raise ValueError(
-            f"Expected dims to be distinct coordinates of an event of length {d}, got {list(dims)}."
-        )
-    return result
 
 
 class Marginal(TorchDistribution):
@@ -60,7 +43,7 @@ class Marginal(TorchDistribution):
 
     arg_constraints: dict[str, Any] = {}
 
-    def __init__(self, joint: Any, dims: Sequence[int]) -> None:
+    def __init__(self, joint: "SNEFY", dims: Sequence[int]) -> None:
         self.joint = joint
         self.dims = check_dims(dims, joint.event_shape)
         super().__init__(joint.batch_shape, Size((len(self.dims),)), validate_args=False)
@@ -92,12 +75,16 @@ class Marginal(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        return self.joint.marginal_log_prob(sorted(self.dims), take(value, self._order))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
-        return self.joint.dtype
+        joint, dims, value = self.joint, sorted(self.dims), take(value, self._order)
+        law = joint.base.marginal(dims) if len(dims) < joint.event_shape[0] else joint.base
+        inside = law.contains(value)
+        value = value.to(torch.promote_types(value.dtype, joint.weight.dtype))
+        value = torch.where(inside.unsqueeze(-1), value, law.example(value))
+        log_normalizer = joint._log_normalizer()
+        log_prob = log_numerator(joint._network, dims, value) - log_normalizer
+        possible = inside & (log_normalizer > -torch.inf)
+        log_prob = torch.where(possible, log_prob, -torch.inf).to(value.dtype)
+        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -120,27 +107,16 @@ class Marginal(TorchDistribution):
         """
         return self.joint.rsample(sample_shape)[..., self.dims]
 
-    def unfold(self) -> tuple["Marginal", list[Any]]:
-        """The law of latent coordinates, and the bases that map them to events, from inside."""
-        latent, maps = self.joint.unfold()
-        return Marginal(latent, self.dims), [base.marginal(self.dims) for base in maps]
-
-    def line(self) -> Line:
-        """The law of a single coordinate, prepared for its distribution function."""
-        if len(self.dims) > 1:
-            raise NotImplementedError(
-                "Expected one coordinate for a distribution function, got "
-                f"event_shape {tuple(self.event_shape)}; try marginal([k])."
-            )
-        return line(self.joint, self.dims[0])
-
     def cdf(self, value: Tensor) -> Tensor:
         r"""The distribution function, of a single coordinate.
 
         Arguments:
             value: Events, with shape :math:`(*, 1)`.
         """
-        return cdf(self, value)
+        if self._validate_args:
+            self._validate_sample(value)
+        check_one_coordinate(self.event_shape)
+        return cdf(self.joint._network, self.dims[0], value)
 
     def icdf(self, value: Tensor) -> Tensor:
         r"""The quantiles, of a single coordinate.
@@ -148,7 +124,10 @@ class Marginal(TorchDistribution):
         Arguments:
             value: Probabilities, with shape :math:`(*)`.
         """
-        return icdf(self, value)
+        if self._validate_args:
+            check_probabilities(value)
+        check_one_coordinate(self.event_shape)
+        return icdf(self.joint._network, self.dims[0], value)
 
     def marginal(self, dims: Sequence[int]) -> Any:
         """The law of some of these coordinates, in the given order."""
@@ -176,55 +155,3 @@ class Marginal(TorchDistribution):
     def covariance_matrix(self) -> Tensor:
         """The covariance matrix, in closed form where there is one."""
         return self.joint.covariance_matrix[..., self.dims, :][..., self.dims]
-
-
-def closed_marginal(network: Network, dims: Sequence[int]) -> dict[str, Any] | None:
-    r"""The marginal of waves and exponentials, which are families of the same kind.
-
-    The normaliser over the other coordinates is a quadratic form in functions of single biases,
-    each of which is a neuron again.
-
-    Arguments:
-        network: The network of all coordinates.
-        dims: The coordinates that are kept.
-
-    Returns:
-        Arguments of the marginal family, in float64, or None where it is none of this kind.
-    """
-    if not isinstance(network.activation, Cos | Sin | Cis | Exp):
-        return None
-    network = network.to(torch.float64).real()
-    base, weight, activation = network.base, network.weight, network.activation
-    try:
-        law, regression = base.marginal(dims), base.regression(dims, weight)
-    except NotImplementedError:
-        return None
-    kept, rest = weight[..., base.columns(dims)], weight[..., base.columns(base.others(dims))]
-    reference, bias = law.example(weight), network.bias
-    if regression is not None:
-        # The law of the others moves with the values: their weights act on these too.
-        slope = rest @ regression
-        kept = kept + slope
-        bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
-    others: Any = base.conditional(dims, reference)
-    integral = kernel(activation, others, rest)
-    if not isinstance(integral, Separable):
-        return None
-    gram = network.form.gram()
-    if isinstance(activation, Exp):
-        log_scale = integral.features(bias).log_scale
-        assert log_scale is not None
-        bias, gram = log_scale / activation.scale, gram * integral.blocks[0, 0]
-    else:
-        # A wave and the one a quarter of a turn ahead.
-        bias = bias + (rest * others.mean(rest).unsqueeze(-2)).sum(-1)
-        bias = torch.cat([bias, bias + math.pi / 2], dim=-1)
-        kept = torch.cat([kept, kept], dim=-2)
-        cross = integral.blocks.get((0, 1))
-        cross = torch.zeros_like(gram) if cross is None else gram * cross
-        corners = [gram * integral.blocks[k, k] for k in (0, 1)]
-        first, second, cross = torch.broadcast_tensors(*corners, cross)
-        upper = torch.cat([first, cross], dim=-1)
-        lower = torch.cat([cross.mT, second], dim=-1)
-        gram = torch.cat([upper, lower], dim=-2)
-    return {"weight": kept, "bias": bias, "gram": gram, "activation": activation, "base": law}

@@ -10,28 +10,27 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..activations import Activation, Cis, Cos
+from ..activations import Activation, Cos
 from ..bases import Base, Discrete, Gaussian
-from ..bases.bounded import Pushforward
+from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
 from ..numerics.forms import Features, Gram, Readout
-from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, take
+from ..numerics.linalg import broadcast_shapes, take
+from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
-from ..sampling import (
-    Line,
-    acceptance_rate,
-    cdf,
-    flatten,
-    icdf,
-    is_reparameterizable,
-    line,
-    pathwise,
-    sample,
-)
-from .marginal import Marginal, check_dims, closed_marginal
+from ..operations.quantiles import cdf, icdf
+from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
+from .marginal import Marginal
 from .partially_observed import PartiallyObserved
-from .validation import check_normalizer, check_shapes, check_types, check_values
+from .validation import (
+    check_normalizer,
+    check_one_coordinate,
+    check_probabilities,
+    check_shapes,
+    check_types,
+    check_values,
+)
 
 _PARAMETERS = ("weight", "bias", "readout", "gram")
 _EMPTY = Size()
@@ -103,6 +102,7 @@ class SNEFY(TorchDistribution):
         batch_shape = check_shapes(self._arguments, base)
         check_types(self._arguments, activation, base)
         check_closed_form(activation, base, bias is not None)
+        self._network = Network.build(activation, base, weight, bias, readout, gram)
         # The checks of torch do not know of constraints that depend on activation and base.
         super().__init__(batch_shape, base.event_shape, validate_args=False)
         validate = TorchDistribution._validate_args if validate_args is None else validate_args
@@ -160,6 +160,7 @@ class SNEFY(TorchDistribution):
         new = self._get_checked_instance(SNEFY, _instance)
         for name in (*_PARAMETERS, "activation", "base"):
             setattr(new, name, getattr(self, name))
+        new._network = self._network.expand(Size(batch_shape))
         super(SNEFY, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
@@ -178,67 +179,40 @@ class SNEFY(TorchDistribution):
             return broadcast_shapes(*batches), shapes["weight"][-1:]
         return broadcast_shapes(*batches, base.batch_shape), base.event_shape
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
-        return self.weight.dtype
-
-    def tensors(self) -> list[Tensor]:
-        """The parameters and the tensors of the base."""
-        own = [value for value in self._arguments.values() if value is not None]
-        return own + [value for _, value in self.base.tensors()]
-
-    def with_tensors(self, tensors: Sequence[Tensor]) -> "SNEFY":
-        """The same family made of other tensors, in the order of :meth:`tensors`."""
-        every = iter(tensors)
-        arguments = {
-            name: None if value is None else next(every) for name, value in self._arguments.items()
-        }
-        return self._replace(arguments, self.base.map(lambda _: next(every)))
-
-    def with_base(self, base: Base) -> "SNEFY":
-        """The same network over another base."""
-        return self._replace(self._arguments, base)
-
-    def _replace(self, arguments: dict[str, Any], base: Base) -> "SNEFY":
-        new = SNEFY(activation=self.activation, base=base, validate_args=False, **arguments)
-        new._validate_args = self._validate_args
-        return new.expand(self.batch_shape)
-
     @classmethod
-    def from_network(cls, network: Network) -> "SNEFY":
-        """The family of a network, without checks."""
-        activation, base, weight, bias, form = network
-        matrix = {"readout" if isinstance(form, Readout) else "gram": form.matrix}
-        return cls(weight, bias, activation=activation, base=base, validate_args=False, **matrix)
-
-    def select(self, member: Tensor) -> "SNEFY":
-        r"""Some members of a batch, in one batch dimension.
-
-        Arguments:
-            member: The numbers of the members in the flattened batch, with shape :math:`(N,)`.
-        """
-        network = flatten(self._network(self.dtype).real(), self.batch_shape)
-        return self.from_network(network.take(member)).expand(Size((len(member),)))
-
-    def _network(self, dtype: torch.dtype) -> Network:
-        return Network.build(
-            self.activation, self.base, self.weight, self.bias, self.readout, self.gram, dtype
+    def _from_network(cls, network: Network, validate_args: bool) -> "SNEFY":
+        matrix = {"readout" if isinstance(network.form, Readout) else "gram": network.form.matrix}
+        new = cls(
+            network.weight,
+            network.bias,
+            activation=network.activation,
+            base=network.base,
+            validate_args=False,
+            **matrix,
         )
+        new._validate_args = validate_args
+        return new if new.batch_shape == network.batch_shape else new.expand(network.batch_shape)
 
     def _log_normalizer(self) -> Tensor:
         # In float64, and at the batch shape of the parameters, however far that is expanded.
-        network = self._network(self.weight.dtype)
-        log_normalizer = network._replace(bias=network.bias.double()).log_normalizer()
+        return self._checked_normalizer(self._network)
+
+    def _checked_normalizer(self, network: Network) -> Tensor:
+        neurons = network.kernel()
+        log_normalizer = network.log_normalizer(neurons)
         if self._validate_args:
-            name = "readout" if self.gram is None else "gram"
-            check_normalizer(log_normalizer, network.to(torch.float64), name)
+            self._check(log_normalizer, network, neurons)
         return log_normalizer
+
+    def _check(self, log_normalizer: Tensor, network: Network, neurons: Kernel) -> None:
+        name = "readout" if self.gram is None else "gram"
+        check_normalizer(log_normalizer, network, neurons, name)
 
     @property
     def log_normalizer(self) -> Tensor:
         r"""The logarithm :math:`\log Z` of the normalising constant."""
-        return self._log_normalizer().to(self.weight.dtype).expand(self.batch_shape)
+        log_normalizer = self._checked_normalizer(self._network.to(torch.float64))
+        return log_normalizer.to(self.weight.dtype).expand(self.batch_shape)
 
     @property
     def condition_number(self) -> Tensor:
@@ -249,19 +223,19 @@ class SNEFY(TorchDistribution):
         The error of :math:`\log Z` is about :math:`\kappa` times the machine precision, that of
         float64. It is infinite where :math:`Z` is zero.
         """
-        network = self._network(torch.float64)
+        network = self._network.to(torch.float64)
         neurons = network.kernel()
         log_scale, matrix = neurons.matrix(network.bias)
         gram = network.form.gram()
-        if isinstance(self.activation, Cis):
-            # Moduli of complex numbers, from the real form of twice the width.
+        if self.activation.is_complex:
+            # Moduli of complex numbers, from the real network of twice the width.
             n = self.weight.shape[-2]
             gram = torch.hypot(gram[..., :n, :n], gram[..., n:, :n])
             real = matrix[..., :n, :n] + matrix[..., n:, n:]
             matrix = torch.hypot(real, matrix[..., n:, :n] - matrix[..., :n, n:])
         absolute = Gram(gram.abs())
         total = absolute.log_trace(Features(log_scale, (None,)), {(0, 0): matrix.abs()})
-        log_normalizer = neurons.log_normalizer(network.form, network.bias)
+        log_normalizer = network.log_normalizer(neurons)
         ratio = torch.where(log_normalizer > -torch.inf, total - log_normalizer, torch.inf)
         return ratio.exp().to(self.weight.dtype).expand(self.batch_shape)
 
@@ -278,23 +252,13 @@ class SNEFY(TorchDistribution):
         # Events outside stand for one inside, so that no gradient is poisoned by them.
         mask = inside[(...,) + (None,) * len(self.event_shape)] if self.event_shape else inside
         value = torch.where(mask, value, self.base.example(value))
-        network = self._network(value.dtype)
-        log_prob = network.base.log_density(value) + self._log_ratio(network, value)
-        log_prob = torch.where(inside, log_prob, -torch.inf).to(value.dtype)
+        network = self._network.to(value.dtype)
+        log_normalizer = self._log_normalizer()
+        log_prob = network.base.log_density(value) + network.log_square(value) - log_normalizer
+        possible = inside & (log_normalizer > -torch.inf)
+        log_prob = torch.where(possible, log_prob, -torch.inf).to(value.dtype)
         shape = broadcast_shapes(log_prob.shape, self.batch_shape)
         return log_prob if log_prob.shape == shape else log_prob.expand(shape)
-
-    def _log_ratio(self, network: Network, value: Tensor) -> Tensor:
-        # The log-density with respect to the base.
-        ratio = network.log_ratio(value) if value.dtype == self.weight.dtype else None
-        if ratio is None:
-            log_normalizer = self._log_normalizer()
-            ratio = network.log_square(value) - log_normalizer
-            return torch.where(log_normalizer > -torch.inf, ratio, -torch.inf)
-        if self._validate_args:
-            with torch.no_grad():
-                self._log_normalizer()  # raises unless it is positive
-        return ratio
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
@@ -303,7 +267,7 @@ class SNEFY(TorchDistribution):
         There are none of ``ReLU`` and ``Step``, whose densities may vanish between two places
         where they do not.
         """
-        return is_reparameterizable(self.activation, self.base)
+        return is_reparameterizable(self._network)
 
     @property
     def acceptance_rate(self) -> Tensor:
@@ -315,7 +279,7 @@ class SNEFY(TorchDistribution):
         where nothing is ever rejected. Where it is very small, the sampler works without proposals
         if it can.
         """
-        return acceptance_rate(self)
+        return acceptance_rate(self._network)
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
         r"""Draws events, exactly.
@@ -327,7 +291,12 @@ class SNEFY(TorchDistribution):
         Arguments:
             sample_shape: The shape of the sample.
         """
-        return sample(self, Size(sample_shape))
+        check = self._check_positive if self._validate_args else None
+        return sample(self._network, Size(sample_shape), check)
+
+    def _check_positive(self, log_normalizer: Tensor) -> None:
+        network = self._network.to(torch.float64)
+        self._check(log_normalizer, network, network.kernel())
 
     def rsample(self, sample_shape: Any = _EMPTY) -> Tensor:
         """Draws events with pathwise gradients, where ``has_rsample`` is true.
@@ -339,25 +308,7 @@ class SNEFY(TorchDistribution):
             raise NotImplementedError(
                 f"There are no pathwise gradients of {self.activation} on {self.base}."
             )
-        return pathwise(self, self.sample(sample_shape))
-
-    def unfold(self) -> tuple["SNEFY", list[Pushforward]]:
-        """The law of latent coordinates, and the bases that map them to events, from inside."""
-        base = self.base
-        maps: list[Pushforward] = []
-        while isinstance(base, Pushforward):
-            maps.insert(0, base)
-            base = base.latent(self.weight)
-        return self.with_base(base) if maps else self, maps
-
-    def line(self) -> Line:
-        """The law of a single coordinate, prepared for its distribution function."""
-        if self.event_shape.numel() != 1:
-            raise NotImplementedError(
-                "Expected an event with one coordinate for a distribution function, got "
-                f"event_shape {tuple(self.event_shape)}; try marginal([k])."
-            )
-        return line(self)
+        return pathwise(self._network, self.sample(sample_shape))
 
     def cdf(self, value: Tensor) -> Tensor:
         r"""The distribution function of an event with one coordinate.
@@ -368,7 +319,10 @@ class SNEFY(TorchDistribution):
         Arguments:
             value: Events, with shape :math:`(*, \text{event})`.
         """
-        return cdf(self, value)
+        if self._validate_args:
+            self._validate_sample(value)
+        check_one_coordinate(self.event_shape)
+        return cdf(self._network, 0, value)
 
     def icdf(self, value: Tensor) -> Tensor:
         r"""The quantiles of an event with one coordinate.
@@ -376,7 +330,10 @@ class SNEFY(TorchDistribution):
         Arguments:
             value: Probabilities, with shape :math:`(*)`.
         """
-        return icdf(self, value)
+        if self._validate_args:
+            check_probabilities(value)
+        check_one_coordinate(self.event_shape)
+        return icdf(self._network, 0, value)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
         r"""The law of the other coordinates, in their order, given the values of some.
@@ -397,24 +354,17 @@ class SNEFY(TorchDistribution):
         dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
         if len(dims) == self.event_shape[0]:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
-        weight, bias = self._given(dims, self.base.marginal(dims).statistic(values))
+        network, n = self._network.condition(dims, values), self.weight.shape[-2]
+        # A complex family has a network of twice the width, whose first neurons are its own.
         return SNEFY(
-            weight,
-            bias,
+            network.weight[..., :n, :],
+            network.bias[..., :n],
             self.readout,
             gram=self.gram,
             activation=self.activation,
-            base=self.base.conditional(dims, values),
+            base=network.base,
             validate_args=self._validate_args,
         )
-
-    def _given(self, dims: Sequence[int], statistic: Tensor) -> tuple[Tensor, Tensor]:
-        # The weights of the other coordinates, and the biases that the given ones make.
-        base, weight = self.base, take(self.weight, self.base.columns(dims))
-        rest = take(self.weight, base.columns(base.others(dims)))
-        if self.bias is None:
-            return rest, rows_matmul(statistic, weight.mT)
-        return rest, affine(statistic, weight, self.bias)
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         r"""The law of some coordinates, in the given order.
@@ -430,80 +380,25 @@ class SNEFY(TorchDistribution):
         dims = check_dims(dims, self.event_shape)
         if dims == list(range(self.event_shape[0])):
             return self
-        if len(dims) < self.event_shape[0]:
-            closed = closed_marginal(self._network(self.weight.dtype), dims)
-            if closed is not None:
-                return self._like(**closed)
+        network, kept = marginal(self._network, dims)
+        if kept == list(range(network.base.event_shape[0])):
+            return SNEFY._from_network(network, bool(self._validate_args))
         return Marginal(self, dims)
-
-    def _like(
-        self, weight: Tensor, bias: Tensor, gram: Tensor, activation: Activation, base: Base
-    ) -> "SNEFY":
-        # A family made of float64 tensors, in the dtype and with the batch shape of this one.
-        dtype = self.weight.dtype
-        new = SNEFY(
-            weight.to(dtype),
-            bias.to(dtype),
-            gram=gram.to(dtype),
-            activation=activation,
-            base=base.map(lambda x: x.to(dtype)),
-            validate_args=False,
-        )
-        new._validate_args = self._validate_args
-        return new.expand(self.batch_shape) if new.batch_shape != self.batch_shape else new
 
     def partially_observed(self) -> PartiallyObserved:
         """The same law, for events with missing coordinates, which are marked by NaN."""
         return PartiallyObserved(self)
 
-    def marginal_log_prob(self, dims: Sequence[int], values: Tensor) -> Tensor:
-        r"""The log-density of the marginal law of some coordinates.
-
-        Arguments:
-            dims: The coordinates, in ascending order.
-            values: Their values, with shape :math:`(*, \text{len(dims)})`.
-        """
-        law = self.base.marginal(dims) if len(dims) < self.event_shape[0] else self.base
-        inside = law.contains(values)
-        values = values.to(torch.promote_types(values.dtype, self.weight.dtype))
-        values = torch.where(inside.unsqueeze(-1), values, law.example(values))
-        log_normalizer = self._log_normalizer()
-        log_prob = self.marginal_log_numerator(dims, values) - log_normalizer
-        valid = inside & (log_normalizer > -torch.inf)
-        log_prob = torch.where(valid, log_prob, -torch.inf).to(values.dtype)
-        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
-
-    def marginal_log_numerator(self, dims: Sequence[int], values: Tensor) -> Tensor:
-        r"""The log-density of the marginal law of some coordinates, plus :math:`\log Z`.
-
-        Arguments:
-            dims: The coordinates, in ascending order; all or none of them, too.
-            values: Their values, in the support, with shape :math:`(*, \text{len(dims)})`.
-        """
-        if not dims:
-            return self._log_normalizer().expand(values.shape[:-1])
-        if len(dims) == self.event_shape[0]:
-            return self._network(values.dtype).log_density(values)
-        law, dtype = self.base.marginal(dims), self.weight.dtype
-        narrow = values.to(dtype)
-        weight, bias = self._given(dims, law.statistic(narrow))
-        others = self.base.conditional(dims, narrow)
-        # As the conditional law, whose constant is a density here, and may be zero.
-        network = Network.build(
-            self.activation, others, weight, bias, self.readout, self.gram, dtype
-        )
-        return law.log_density(values) + network.log_normalizer()
-
     @property
     def mean(self) -> Tensor:
         r"""The mean :math:`\mathbb{E}[x]`, in closed form where there is one."""
-        mean, _ = moments(self._network(torch.float64))
+        mean, _ = moments(self._network.to(torch.float64))
         return self._event(mean)
 
     @property
     def variance(self) -> Tensor:
         """The variance of each coordinate, in closed form where there is one."""
-        _, covariance = moments(self._network(torch.float64))
+        _, covariance = moments(self._network.to(torch.float64))
         return self._event(covariance.diagonal(dim1=-2, dim2=-1))
 
     @property
@@ -511,7 +406,7 @@ class SNEFY(TorchDistribution):
         """The covariance matrix of a vector event, in closed form where there is one."""
         if not self.event_shape:
             raise NotImplementedError("A scalar event has a variance, no covariance_matrix.")
-        _, covariance = moments(self._network(torch.float64))
+        _, covariance = moments(self._network.to(torch.float64))
         covariance = covariance.to(self.weight.dtype)
         return covariance.expand(self.batch_shape + covariance.shape[-2:])
 

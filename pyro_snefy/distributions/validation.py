@@ -1,19 +1,28 @@
 r"""Checks of the arguments of a squared neural family."""
 
-__all__ = ["check_normalizer", "check_shapes", "check_types", "check_values"]
+__all__ = [
+    "check_normalizer",
+    "check_one_coordinate",
+    "check_probabilities",
+    "check_shapes",
+    "check_types",
+    "check_values",
+]
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 
-from ..activations import Activation, Cis
+from ..activations import Activation
 from ..bases import Base
-from ..kernels import kernel
+from ..constraints import is_real
+from ..kernels import Kernel, Separable
 from ..network import Network
-from ..numerics.forms import Readout
+from ..numerics.forms import Form, Readout
 from ..numerics.linalg import broadcast_shapes
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
@@ -60,7 +69,7 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
 
     Arguments:
         arguments: The tensors by name, or None.
-        activation: The activation: Cis allows a complex readout or gram.
+        activation: The activation, which allows a complex readout or gram if it is complex.
         base: The base.
     """
     weight = arguments["weight"]
@@ -72,7 +81,7 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
     for name, value in tensors:
         dtype = value.dtype
         if value.is_complex() and name in ("readout", "gram"):
-            if not isinstance(activation, Cis):
+            if not activation.is_complex:
                 raise ValueError(
                     f"SNEFY: expected a real {name} with {activation}, got {dtype}; "
                     "Cis is the activation for complex ones."
@@ -86,31 +95,33 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
 
 
 def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: Base) -> None:
-    r"""Checks that all numbers are finite and where they should be.
+    r"""Checks the values of the arguments.
 
     Arguments:
         arguments: The tensors by name, or None.
         constraint: The constraint of the weight.
         base: The base, for messages.
     """
-    for name, value in arguments.items():
-        if value is None:
-            continue
-        if not value.isfinite().all():
-            raise ValueError(f"SNEFY: expected a finite {name}, got {value}.")
-    weight, readout, gram = arguments["weight"], arguments["readout"], arguments["gram"]
-    if not constraint.check(weight).all():
+    # Two reductions, of all vectors and of each matrix, see every value that is not finite.
+    vectors = [x.reshape(-1) for x in (arguments["weight"], arguments["bias"]) if x is not None]
+    name = "readout" if arguments["gram"] is None else "gram"
+    matrix = arguments[name]
+    assert matrix is not None
+    sizes = torch.linalg.vector_norm(matrix, torch.inf, dim=(-2, -1))
+    largest = torch.linalg.vector_norm(torch.cat(vectors), torch.inf)
+    if not ((largest < torch.inf) & (sizes < torch.inf) & (sizes > 0)).all():
+        for other, value in arguments.items():
+            if value is not None and not value.isfinite().all():
+                raise ValueError(f"SNEFY: expected a finite {other}, got {value}.")
+        raise ValueError(f"SNEFY: expected a {name} that is not zero, got {matrix}.")
+    weight = arguments["weight"]
+    if not (is_real(constraint) or constraint.check(weight).all()):
         raise ValueError(
             f"SNEFY: expected weight in the natural parameter space of {base}, {constraint}, "
             f"got {weight}."
         )
-    matrix = readout if gram is None else gram
-    assert matrix is not None
-    if not (matrix != 0).any(-1).any(-1).all():
-        name = "readout" if gram is None else "gram"
-        raise ValueError(f"SNEFY: expected a {name} that is not zero, got {matrix}.")
-    if gram is not None:
-        _check_gram(gram)
+    if arguments["gram"] is not None:
+        _check_gram(matrix)
 
 
 def _check_gram(gram: Tensor) -> None:
@@ -129,7 +140,8 @@ def _check_gram(gram: Tensor) -> None:
         )
 
 
-def check_normalizer(log_normalizer: Tensor, network: Network, name: str) -> None:
+@torch.no_grad()
+def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, name: str) -> None:
     r"""Checks that a normalising constant is positive and finite.
 
     Neurons that cancel each other leave a rounding error of either sign instead of zero.
@@ -137,37 +149,51 @@ def check_normalizer(log_normalizer: Tensor, network: Network, name: str) -> Non
     Arguments:
         log_normalizer: Its logarithm.
         network: The network that it belongs to.
+        neurons: The kernel of the network.
         name: The name of the argument to complain of.
     """
-    with torch.no_grad():
-        valid = log_normalizer.isfinite()
-        # A batch of weights or readouts has a kernel each: too much to compute for a check.
-        one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
-        if valid.all() and one and not network.base.batch_shape:
-            network = network.real()
-            rows = network.bias.reshape(-1, network.bias.shape[-1])
-            least = log_normalizer.argmin()  # if any constant of the batch is noise, it is this
-            noise = 4 * network.weight.shape[-2] * torch.finfo(network.weight.dtype).eps
-            bound = _log_diagonal_trace(network._replace(bias=rows[least % len(rows)]))
-            valid = log_normalizer.min() > bound + math.log(noise)
-    if not valid.all():
+    valid = log_normalizer.isfinite().all()
+    # A batch of weights or readouts has a kernel each: too much to compute for a check.
+    one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
+    if one and not network.base.batch_shape:
+        rows = network.bias.reshape(-1, network.width)
+        least = log_normalizer.argmin()  # if any constant of the batch is noise, it is this
+        bias = rows[least % len(rows)].double()
+        noise = 4 * network.width * torch.finfo(torch.float64).eps
+        log_norm = _log_norms(network, neurons, bias)
+        bound = (_log_diagonal(network.form) + log_norm).logsumexp(-1)
+        valid = valid & (log_normalizer.min() > bound + math.log(noise))
+    if not valid:
         raise ValueError(
             f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "
             f"log Z = {log_normalizer}, of neurons that are zero or cancel each other."
         )
 
 
-def _log_diagonal_trace(network: Network) -> Tensor:
-    r"""The logarithm of :math:`\sum_i M_{ii} K_{ii}`, the constant without cancellation."""
-    matrix, weight, bias = network.form.matrix, network.weight, network.bias
-    if isinstance(network.form, Readout):
-        diagonal = matrix.square().sum(-2)
-    else:
-        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    # Each neuron by itself: n entries of the matrix, and not its square.
-    alone = kernel(network.activation, network.base, weight.unsqueeze(-2))
-    log_scale, blocks = alone.matrix(bias.unsqueeze(-1))
-    log_scale = None if log_scale is None else log_scale.squeeze(-1)
-    norms = blocks[..., 0, 0]
-    logs = (diagonal * norms).log()
-    return (logs if log_scale is None else logs + 2 * log_scale).logsumexp(-1)
+def _log_norms(network: Network, neurons: Kernel, bias: Tensor) -> Tensor:
+    if isinstance(neurons, Separable):
+        return neurons.log_diagonal(bias)
+    return replace(network, bias=bias).log_norms()
+
+
+def _log_diagonal(form: Form) -> Tensor:
+    # The logarithms of the M_ii.
+    matrix = form.matrix.double()
+    if isinstance(form, Readout):
+        return 2 * torch.linalg.vector_norm(matrix, dim=-2).log()
+    return matrix.diagonal(dim1=-2, dim2=-1).log()
+
+
+def check_one_coordinate(event_shape: Size) -> None:
+    """Checks that an event has one coordinate, as distribution functions take."""
+    if event_shape.numel() != 1:
+        raise NotImplementedError(
+            "Expected an event with one coordinate for a distribution function, got "
+            f"event_shape {tuple(event_shape)}; try marginal([k])."
+        )
+
+
+def check_probabilities(value: Tensor) -> None:
+    """Checks that values are probabilities."""
+    if not bool(((value >= 0) & (value <= 1)).all()):
+        raise ValueError(f"Expected probabilities between 0 and 1, got {value}.")

@@ -11,6 +11,6 @@ __all__ = [
 ]
 
 from ..numerics.forms import Features
-from . import fourier, gaussian, homogeneous, laplace, mixture, pieces, waves  # noqa: F401
+from . import composite, fourier, gaussian, homogeneous, laplace, piecewise  # noqa: F401
 from .kernel import Kernel, Pairwise, Separable
 from .registry import closed_form, kernel, register_kernel

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
-from ..bases.base import FourierBase
+from ..bases.base import FourierBase, cutoff_exp
+from ..bases.gaussian import Gaussian
 from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel
+
+# Up to as many coordinates, linear functions of rows are written out: (1 + D) n numbers a row.
+_DIRECT = 4
 
 
 class _Products(NamedTuple):
@@ -32,8 +36,8 @@ def _products(base: FourierBase, weight: Tensor) -> _Products:
 
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
-    # Transforms are those of the centred statistic: its mean goes to the biases, (*, n).
-    return (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
+    # Transforms are of the centred statistic: its mean goes to the biases, (*, n).
+    return (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
 
 
 def _linear(base: FourierBase, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,26 +56,31 @@ def _wave(
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products, shift = _products(base, weight), _shift(base, weight)
     blocks = {(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}
-    return Separable(_present(blocks), lambda bias: Features(None, coefficients(bias + shift)))
+    return Separable(
+        _present(blocks),
+        lambda bias: Features(None, coefficients(bias + shift.to(bias.dtype))),
+        unit=base.mass(weight).amax(),
+    )
 
 
 @register_kernel(Cos, FourierBase)
-def cos_kernel(activation: Cos, base: FourierBase, weight: Tensor) -> Separable:
+def _cos(activation: Cos, base: FourierBase, weight: Tensor) -> Separable:
     return _wave(base, weight, lambda angle: (angle.cos(), -angle.sin()))
 
 
 @register_kernel(Sin, FourierBase)
-def sin_kernel(activation: Sin, base: FourierBase, weight: Tensor) -> Separable:
+def _sin(activation: Sin, base: FourierBase, weight: Tensor) -> Separable:
     return _wave(base, weight, lambda angle: (angle.sin(), angle.cos()))
 
 
 @register_kernel(Cis, FourierBase)
 def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
     # Real and imaginary part are cosines, the latter a quarter of a turn behind.
-    cosines = cos_kernel(Cos(), base, torch.cat([weight, weight], dim=-2))
+    cosines = _cos(Cos(), base, torch.cat([weight, weight], dim=-2))
     return Separable(
         cosines.blocks,
         lambda bias: cosines.features(torch.cat([bias, bias - math.pi / 2], dim=-1)),
+        cosines.unit,
     )
 
 
@@ -85,7 +94,7 @@ def _identity(activation: Identity, base: FourierBase, weight: Tensor) -> Separa
 
 
 @register_kernel(Snake, FourierBase)
-def snake_kernel(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
+def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
     r"""The snake is its mean, and three fluctuations about it.
 
     With :math:`\omega = 2 a w` and :math:`\beta = 2 a b`,
@@ -96,7 +105,7 @@ def snake_kernel(activation: Snake, base: FourierBase, weight: Tensor) -> Separa
     In terms of the mean, the covariances of a neuron's linear part with the waves of another, and
     of waves with waves, are what is left: constant functions take no block.
     """
-    frequency = 2 * activation.a
+    frequency = activation.wave_frequency
     offset = 1 / frequency if activation.offset else 0.0
     omega = frequency * weight
     (mass, linear), shift = _linear(base, weight), _shift(base, weight)
@@ -136,3 +145,49 @@ def snake_kernel(activation: Snake, base: FourierBase, weight: Tensor) -> Separa
         ),
         features,
     )
+
+
+@register_kernel(Snake, Gaussian)
+def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separable:
+    r"""The snake on a normal law: a constant, a linear function, and waves orthogonal to both.
+
+    With :math:`\omega = f w`, :math:`\beta = f b`, :math:`P_{ij} = \omega_i^\top C \omega_j` and
+    :math:`e_i = e^{-P_{ii} / 2}`, Stein's lemma gives the projection on linear functions:
+
+    .. math:: f^2 K_{ij} = (\beta_i + f o - e_i \cos \beta_i)(\beta_j + f o - e_j \cos \beta_j)
+        + (1 + e_i \sin \beta_i) P_{ij} (1 + e_j \sin \beta_j)
+        + \cos \beta_i \, e_i e_j (\cosh P_{ij} - 1) \cos \beta_j
+        + \sin \beta_i \, e_i e_j (\sinh P_{ij} - P_{ij}) \sin \beta_j.
+    """
+    frequency = activation.wave_frequency
+    white, shift = base.whiten(weight), _shift(base, weight)
+    phase = frequency**2 * (white @ white.mT)
+    half = phase.diagonal(dim1=-2, dim2=-1) / 2.0
+    decay = cutoff_exp(-math.log(frequency) - half)  # e / f
+    outer = decay.unsqueeze(-1) * decay.unsqueeze(-2)
+    # Exponents whose sum has the constant 1 / 2 f^2 of the products of waves.
+    half = half + math.log(math.sqrt(2) * frequency)
+    both = half.unsqueeze(-1) + half.unsqueeze(-2)
+    minus, plus = cutoff_exp(phase - both), cutoff_exp(-phase - both)
+    even, odd = minus + plus - outer, minus - plus - outer * phase
+    linear = white.shape[-1] <= _DIRECT
+    blocks = {(0, 0): even, (1, 1): odd}
+    if not linear:
+        blocks[2, 2] = phase / frequency**2
+    still, moving = white.mT, (frequency * decay.unsqueeze(-1) * white).mT
+
+    def features(bias: Tensor) -> Features:
+        # Numbers that are tensors of the right dtype: no conversion for each operation.
+        number = bias.new_full((), frequency)
+        centre, own = bias + shift.to(bias.dtype), decay.to(bias.dtype)
+        angle = centre * number
+        cos, sin = angle.cos(), angle.sin()
+        mean = centre - own * cos
+        mean = mean + bias.new_full((), 1 / frequency) if activation.offset else mean
+        if not linear:
+            slope = 1 + number * own * sin
+            return Features(None, (cos, sin, slope), mean.unsqueeze(-2))
+        slope = still.to(bias.dtype) + moving.to(bias.dtype) * sin.unsqueeze(-2)  # (*, D, n)
+        return Features(None, (cos, sin), torch.cat([mean.unsqueeze(-2), slope], dim=-2))
+
+    return Separable(blocks, features, unit=1 / frequency**2)

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.bounded import Pushforward
 from ..bases.gaussian import Gaussian
-from ..bases.mixture import GaussianMixture
 from ..numerics.bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
-from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
-from .registry import kernel, register_kernel
+from .registry import register_kernel
 
 
 @singledispatch
@@ -86,20 +83,3 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
         )
 
     return Pairwise(evaluate, covariance.shape[:-2], shift)
-
-
-@register_kernel(GaussianActivation, GaussianMixture)
-def _mixture(activation: GaussianActivation, base: GaussianMixture, weight: Tensor) -> Kernel:
-    components = kernel(activation, base.gaussians, weight.unsqueeze(-3))
-    weights = base.log_weights().exp()[..., None, None]
-
-    def evaluate(bias: Tensor) -> Tensor:
-        _, matrices = components.matrix(bias.unsqueeze(-2))
-        return (weights * matrices).sum(-3)
-
-    return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
-
-
-@register_kernel(GaussianActivation, Pushforward)
-def _pushforward(activation: GaussianActivation, base: Pushforward, weight: Tensor) -> Kernel:
-    return kernel(activation, base.latent(weight), weight)

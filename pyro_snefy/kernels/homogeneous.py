@@ -1,5 +1,7 @@
 r"""Homogeneous activations without bias on spheres."""
 
+__all__ = ["radial_moment"]
+
 import math
 
 from torch import Tensor
@@ -11,29 +13,33 @@ from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 
 
-def _homogeneous(
-    activation: Activation, base: UniformSphere, weight: Tensor, degree: int
-) -> Kernel:
-    # A standard normal vector is a uniform direction times an independent radius r, and products
-    # of two neurons are homogeneous: both kernels differ by E[r^(2 degree)] alone.
-    d = base.num_statistics
-    zeros = weight.new_zeros((d,))
-    normal = kernel(activation, Gaussian(zeros, zeros + 1, validate_args=False), weight)
-    radius = 2**degree * math.exp(math.lgamma(d / 2 + degree) - math.lgamma(d / 2))
-    _, matrix = normal.matrix(weight.new_zeros(weight.shape[-2:-1]))
-    return Pairwise(lambda bias: matrix / radius, weight.shape[:-2])
+def radial_moment(d: int, order: int) -> float:
+    r"""The moment :math:`\mathbb{E}[r^k]` of the norm of a standard normal vector.
+
+    Arguments:
+        d: The dimension of the vector.
+        order: The order :math:`k`.
+    """
+    log_moment = order / 2 * math.log(2) + math.lgamma((d + order) / 2) - math.lgamma(d / 2)
+    return math.exp(log_moment)
 
 
 @register_kernel(Step, UniformSphere, bias=False)
-def _step(activation: Step, base: UniformSphere, weight: Tensor) -> Kernel:
-    return _homogeneous(activation, base, weight, 0)
-
-
 @register_kernel(ReLU, UniformSphere, bias=False)
-def _relu(activation: ReLU, base: UniformSphere, weight: Tensor) -> Kernel:
-    return _homogeneous(activation, base, weight, activation.power)
-
-
 @register_kernel(LeakyReLU, UniformSphere, bias=False)
-def _leaky_relu(activation: LeakyReLU, base: UniformSphere, weight: Tensor) -> Kernel:
-    return _homogeneous(activation, base, weight, 1)
+def _sphere(activation: Activation, base: UniformSphere, weight: Tensor) -> Kernel:
+    r"""A standard normal vector is :math:`r u`, with a uniform direction and independent radius.
+
+    .. math:: \mathbb{E}[\sigma(w_i \cdot r u) \sigma(w_j \cdot r u)]
+        = \mathbb{E}[r^{2p}] \, \mathbb{E}[\sigma(w_i \cdot u) \sigma(w_j \cdot u)]
+
+    for activations of degree :math:`p`: the kernel on the sphere is the kernel on the normal law
+    over a constant (Cho and Saul, arXiv:1112.3712).
+    """
+    assert activation.degree is not None
+    d = base.num_statistics
+    zeros = weight.new_zeros((d,))
+    normal = kernel(activation, Gaussian(zeros, zeros + 1, validate_args=False), weight)
+    _, matrix = normal.matrix(weight.new_zeros(weight.shape[-2:-1]))
+    matrix = matrix / radial_moment(d, 2 * activation.degree)
+    return Pairwise(lambda bias: matrix, weight.shape[:-2])

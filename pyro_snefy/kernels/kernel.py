@@ -13,6 +13,8 @@ from ..numerics.linalg import broadcast_shapes
 
 # Entries of kernel matrices that are held at once when every row has a matrix of its own.
 _CHUNK = 2**20
+# Entries of features that are held at once when all rows share their matrices.
+_ROWS = 2**18
 _NO_BATCH = Size()
 
 
@@ -21,7 +23,8 @@ class Kernel:
 
     .. math:: K_{ij}(b) = \int \sigma(w_i \cdot t + b_i) \sigma(w_j \cdot t + b_j) \, d\mu
 
-    A kernel belongs to an activation, a base and weights, and is a function of the biases.
+    A kernel belongs to an activation, a base and weights, and is a function of the biases. Its
+    own tensors are in float64.
 
     Example:
         >>> from pyro_snefy.activations import Exp
@@ -34,6 +37,8 @@ class Kernel:
         tensor(9.)
     """
 
+    takes_float32: bool = False  # whether rows of biases may be in float32
+
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         r"""The logarithm of :math:`Z = \sum_{ij} M_{ij} K_{ij}(b)` for a batch of biases.
 
@@ -45,20 +50,6 @@ class Kernel:
             The values, with shape :math:`(*)`.
         """
         raise NotImplementedError
-
-    def log_ratio(self, form: Form, bias: Tensor, statistic: Tensor) -> Tensor | None:
-        r"""The logarithm of :math:`\|V \sigma(W t + b)\|^2 / Z(b)` for rows of biases and events.
-
-        Arguments:
-            form: The quadratic form :math:`V^\top V`.
-            bias: The biases, with shape :math:`(*, n)`.
-            statistic: The statistics :math:`t`, with shape :math:`(*, D)`.
-
-        Returns:
-            The values, with shape :math:`(*)`, which are :math:`-\infty` where either is zero, or
-            None where it is better to compute the two one after the other.
-        """
-        return None
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         r"""The matrix itself, :math:`K_{ij} = e^{\ell_i + \ell_j} C_{ij}`.
@@ -77,13 +68,17 @@ class Separable(Kernel):
     r"""A kernel that is a bilinear form in functions of single biases.
 
     .. math:: K_{ij}(b) = e^{\ell_i + \ell_j} \sum_{pq} \phi_p(b_i) G^{pq}_{ij} \phi_q(b_j)
+        + \sum_k \rho_k(b_i) \rho_k(b_j)
 
-    The normaliser of a batch of biases is then a few matrix products.
+    The normaliser of a batch of biases is a few matrix products.
 
     Arguments:
         blocks: The matrices :math:`G^{pq}`, :math:`p \leq q`, each broadcastable to
             :math:`(*, n, n)`.
-        features: A function from biases to :math:`\ell` and :math:`\phi`.
+        features: A function from biases to :math:`\ell`, :math:`\phi` and :math:`\rho`, the
+            :class:`~pyro_snefy.numerics.forms.Features`.
+        unit: The blocks have absolute errors of eps times this number. If it is given, rows of
+            biases may be in float32, and so may their features.
 
     Example:
         >>> linear = Separable({(0, 0): torch.ones(2, 2)}, lambda b: Features(None, (b,)))
@@ -92,26 +87,55 @@ class Separable(Kernel):
                 [2., 4.]])
     """
 
-    def __init__(self, blocks: Blocks, features: Callable[[Tensor], Features]) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        features: Callable[[Tensor], Features],
+        unit: Tensor | float | None = None,
+    ) -> None:
         self.blocks = blocks
         self.features = features
+        self.takes_float32 = unit is not None
+        self.unit = 1.0 if unit is None else unit
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
             # One bias has one matrix, however many forms there are.
             log_scale, matrix = self.matrix(bias)
             return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
-        return form.log_trace(self.features(bias), self.blocks)
+
+        def log_trace(rows: Tensor) -> Tensor:
+            return form.log_trace(self.features(rows), self.blocks, self.unit)
+
+        batches = (block.shape[:-2] for block in self.blocks.values())
+        batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
+        return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
-        log_scale, values = self.features(bias)
-        total = bias.new_zeros(())
+        log_scale, values, direct = self.features(bias)
+        total = bias.new_zeros(()) if direct is None else direct.mT @ direct
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
             term = block if left is None else block * left.unsqueeze(-1)
             term = term if right is None else term * right.unsqueeze(-2)
             total = total + (term if p == q else term + term.mT)
         return log_scale, total
+
+    def log_diagonal(self, bias: Tensor) -> Tensor:
+        r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`, without the other entries.
+
+        Arguments:
+            bias: The biases, with shape :math:`(*, n)`.
+        """
+        log_scale, values, direct = self.features(bias)
+        total = bias.new_zeros(()) if direct is None else direct.square().sum(-2)
+        for (p, q), block in self.blocks.items():
+            term = block.diagonal(dim1=-2, dim2=-1)
+            for value in (values[p], values[q]):
+                term = term if value is None else term * value
+            total = total + (term if p == q else 2 * term)
+        log_norm = total.clamp(min=0).log()
+        return log_norm if log_scale is None else log_norm + 2 * log_scale
 
 
 class Pairwise(Kernel):

@@ -1,6 +1,6 @@
 r"""Kernels by the types of activation and base."""
 
-__all__ = ["check_closed_form", "closed_form", "is_narrow", "kernel", "register_kernel"]
+__all__ = ["check_closed_form", "closed_form", "kernel", "register_kernel"]
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -19,14 +19,13 @@ Function = TypeVar("Function", bound=KernelFunction)
 class _Entry(NamedTuple):
     function: KernelFunction
     bias: bool
-    narrow: bool
 
 
 _REGISTRY: Dispatcher[_Entry] = Dispatcher()
 
 
 def register_kernel(
-    activation: type[Activation], base: type[Base], *, bias: bool = True, narrow: bool = False
+    activation: type[Activation], base: type[Base], *, bias: bool = True
 ) -> Callable[[Function], Function]:
     r"""Registers the closed form of a pair of activation and base.
 
@@ -38,7 +37,6 @@ def register_kernel(
         activation: A subclass of :class:`~pyro_snefy.activations.Activation`.
         base: A subclass of :class:`~pyro_snefy.bases.Base`.
         bias: Whether the closed form holds with a bias.
-        narrow: Whether the kernel takes tensors of any dtype, and casts them where it has to.
 
     Example:
         >>> from pyro_snefy.activations import Activation
@@ -67,7 +65,7 @@ def register_kernel(
             )
 
     def decorator(function: Function) -> Function:
-        _REGISTRY.add(activation, base, _Entry(function, bias, narrow))
+        _REGISTRY.add(activation, base, _Entry(function, bias))
         return function
 
     return decorator
@@ -110,12 +108,6 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         f"{', '.join(bases) or 'none'}. Others can be added with "
         "pyro_snefy.kernels.register_kernel."
     )
-
-
-def is_narrow(activation: Activation, base: Base) -> bool:
-    r"""Whether the kernel of a pair takes tensors of any dtype, and not of float64 alone."""
-    entry = _REGISTRY.find(type(activation), type(base))
-    return entry is not None and entry.narrow
 
 
 def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:

@@ -1,21 +1,21 @@
 r"""Quadratic forms :math:`\|V \phi\|^2` and :math:`\phi^\top M \phi` in logarithmic scale.
 
-A form meets two kinds of features: those of one event, which give the numerator of a density, and
-those of a kernel, :math:`\phi_p(b)` with blocks :math:`G^{pq}`, which give its normaliser. Either
-comes as a logarithmic scale :math:`\ell`, or None for zeros, and values :math:`\phi`, or None for
-ones, which stand for the product :math:`e^{\ell} \phi`. Rows and columns of the form are rescaled
-by constants before anything is exponentiated, so that nothing overflows.
+A form meets two kinds of features. Features of an event give the numerator of a density. Features
+:math:`\phi_p(b)` of a kernel, with its blocks :math:`G^{pq}`, give the normaliser. Both stand for
+the product :math:`e^{\ell} \phi`. Constants move between the form and :math:`\ell` before anything
+is exponentiated, so that nothing overflows.
 """
 
 __all__ = ["Blocks", "Features", "Form", "Gram", "Readout"]
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .linalg import bilinear, rows_matmul, safe_log
+from .quadratic import quadratic
 
 Blocks = Mapping[tuple[int, int], Tensor]
 
@@ -26,6 +26,8 @@ class Features(NamedTuple):
     Arguments:
         log_scale: The scale :math:`\ell`, with shape :math:`(*, n)`, or None for zeros.
         values: For each :math:`p`, values with shape :math:`(*, n)`, or None for ones.
+        direct: Features :math:`\rho`, with shape :math:`(*, r, n)`, whose blocks are ones: they
+            add :math:`\sum_k \rho_{ki} \rho_{kj}` to a kernel. None stands for no such features.
 
     Example:
         >>> Readout(torch.ones(1, 2)).log_square(Features(None, (torch.ones(2),))).exp()
@@ -34,6 +36,7 @@ class Features(NamedTuple):
 
     log_scale: Tensor | None
     values: tuple[Tensor | None, ...]
+    direct: Tensor | None = None
 
 
 class Form:
@@ -46,29 +49,33 @@ class Form:
         r"""The matrix :math:`M` of the form, with shape :math:`(*, n, n)`."""
         raise NotImplementedError
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Form":
+        """The form whose matrix is a function of this one."""
+        return type(self)(function(self.matrix))
+
     def to(self, dtype: torch.dtype) -> "Form":
         """The same form in another dtype."""
         return self if self.matrix.dtype == dtype else type(self)(self.matrix.to(dtype))
 
     def unsqueeze(self) -> "Form":
         """The same form with one more batch dimension, on the right; one form stays one."""
-        if self.matrix.dim() == 2:
-            return self
-        return type(self)(self.matrix.unsqueeze(-3))
+        return self if self.matrix.dim() == 2 else type(self)(self.matrix.unsqueeze(-3))
 
     def log_square(self, features: Features) -> Tensor:
         r"""The logarithm of the form at features with a single :math:`\phi`."""
         raise NotImplementedError
 
-    def log_trace(self, features: Features, blocks: Blocks) -> Tensor:
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         r"""The logarithm of :math:`\sum_{ij} M_{ij} K_{ij}`.
 
-        .. math:: K_{ij} = \sum_{pq} e^{\ell_i} \phi_{pi} G^{pq}_{ij} \phi_{qj} e^{\ell_j}
+        .. math:: K_{ij} = e^{\ell_i + \ell_j} \sum_{pq} \phi_{pi} G^{pq}_{ij} \phi_{qj}
+            + \sum_k \rho_{ki} \rho_{kj}
 
         Arguments:
             features: The features :math:`\phi_p`.
             blocks: The matrices :math:`G^{pq}` for :math:`p \leq q`, each broadcastable to
                 :math:`(*, n, n)`; the other blocks are their transposes.
+            unit: The blocks have absolute errors of eps times this number.
         """
         raise NotImplementedError
 
@@ -85,34 +92,34 @@ class Readout(Form):
 
     def log_square(self, features: Features) -> Tensor:
         matrix, log_scale = self.matrix, None
-        # Squares of float32 are numbers in float64, so that these need no scale.
+        # The square of a float32 number is a float64 number: nothing need be rescaled.
         if features.log_scale is not None or matrix.dtype == torch.float64:
             matrix, features, log_scale = self._rescale(features)
         value = features.values[0]
         assert value is not None
         rows = rows_matmul(value, matrix.mT)  # (*, m)
         log_norm = safe_log(torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64))
-        return 2 * log_norm if log_scale is None else 2 * log_norm + log_scale
+        return 2.0 * log_norm if log_scale is None else 2.0 * log_norm + log_scale
 
-    def log_trace(self, features: Features, blocks: Blocks) -> Tensor:
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         matrix, features, log_scale = self._rescale(features)
         if matrix.dim() == 2:
-            return safe_log(_trace(matrix.mT @ matrix, features, blocks)) + log_scale
-        # One readout per row: rows V_k * phi against shared blocks, and no gram per row.
-        rows = [
-            matrix if value is None else matrix * value.unsqueeze(-2) for value in features.values
-        ]
-        total = None
-        for (p, q), block in blocks.items():
-            block = block.expand(torch.broadcast_shapes(block.shape, matrix.shape[-1:] * 2))
-            term = bilinear(rows[p], block.unsqueeze(-3), rows[q]).sum(-1)
-            term = term if p == q else 2 * term
-            total = term if total is None else total + term
-        assert total is not None
+            wide = matrix.double()
+            total = _gram_trace(wide.mT @ wide, features, blocks, unit)
+        else:
+            total = _readout_trace(matrix, features, blocks, unit)
+        if features.direct is not None:
+            outputs = (features.direct @ matrix.mT).double().flatten(-2)  # (*, r m)
+            total = total + torch.linalg.vecdot(outputs, outputs)
         return safe_log(total) + log_scale
 
     def _rescale(self, features: Features) -> tuple[Tensor, Features, Tensor]:
-        columns = self.matrix.detach().abs().amax(dim=-2)  # (*, n); any norm will do
+        matrix = self.matrix.detach()
+        if features.log_scale is None:
+            largest = torch.linalg.vector_norm(matrix, torch.inf, dim=(-2, -1), keepdim=True)
+            largest = largest.clamp(min=torch.finfo(matrix.dtype).tiny)
+            return self.matrix / largest, features, 2.0 * largest.double().log().squeeze((-2, -1))
+        columns = matrix.abs().amax(dim=-2)  # (*, n); any norm will do
         features, column_scale, log_scale = _balance(features, columns)
         return self.matrix * column_scale.unsqueeze(-2), features, log_scale
 
@@ -128,27 +135,104 @@ class Gram(Form):
         return self.matrix
 
     def log_square(self, features: Features) -> Tensor:
-        # Terms of both signs cancel, where those of a readout are squares.
+        # Terms of both signs cancel, where the terms of a readout are squares.
         log_scale, (value,) = features
         wide = Features(log_scale, (None if value is None else value.double(),))
         ones = self.matrix.new_ones((1, 1), dtype=torch.float64)
-        return Gram(self.matrix.double()).log_trace(wide, {(0, 0): ones})
+        return self.log_trace(wide, {(0, 0): ones})
 
-    def log_trace(self, features: Features, blocks: Blocks) -> Tensor:
-        columns = self.matrix.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
+        matrix = self.matrix.double()
+        columns = matrix.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         features, column_scale, log_scale = _balance(features, columns)
-        matrix = self.matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
-        return safe_log(_trace(matrix, features, blocks)) + log_scale
+        matrix = matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
+        total = _gram_trace(matrix, features, blocks, unit)
+        if features.direct is not None:
+            direct = features.direct.double()
+            total = total + quadratic(direct, matrix.unsqueeze(-3)).sum(-1)
+        return safe_log(total) + log_scale
 
 
-def _trace(matrix: Tensor, features: Features, blocks: Blocks) -> Tensor:
-    total = None
-    for (p, q), block in blocks.items():
-        term = bilinear(features.values[p], matrix * block, features.values[q])
-        term = term if p == q else 2 * term
-        total = term if total is None else total + term
-    assert total is not None
-    return total
+def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:
+    r"""Computes :math:`\sum_{pq} \phi_p^\top (M \circ G^{pq}) \phi_q`, where :math:`M` is given."""
+    values = features.values
+    terms = [
+        bilinear(values[p], gram * block, values[q]) * (1.0 if p == q else 2.0)
+        for (p, q), block in blocks.items()
+        if values[p] is None or values[q] is None
+    ]
+    for rows, matrix, copies in _bundles(values, blocks, gram.dim() - 2):
+        tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
+        terms.append(quadratic(rows, tiled * matrix, unit).sum(0))
+    return sum(terms[1:], terms[0])
+
+
+def _readout_trace(
+    readout: Tensor, features: Features, blocks: Blocks, unit: Tensor | float
+) -> Tensor:
+    r"""Computes :math:`\sum_{kpq} (V_k \circ \phi_p)^\top G^{pq} (V_k \circ \phi_q)`.
+
+    Rows of the readout, times features, meet blocks that all readouts of a batch share: no gram
+    is formed for each of them.
+    """
+    values = features.values
+    products = [readout if value is None else readout * value.unsqueeze(-2) for value in values]
+    n = readout.shape[-1]
+    terms = [
+        bilinear(products[p], block.expand((*block.shape[:-2], n, n)).unsqueeze(-3), products[q])
+        * (1.0 if p == q else 2.0)
+        for (p, q), block in blocks.items()
+        if values[p] is None or values[q] is None
+    ]
+    for rows, matrix, copies in _bundles(values, blocks, readout.dim() - 2):
+        tiled = readout if copies == 1 else readout.repeat(*(1,) * (readout.dim() - 1), copies)
+        matrix = matrix.expand((*matrix.shape[:-2], copies * n, copies * n)).unsqueeze(-3)
+        terms.append(quadratic(tiled * rows.unsqueeze(-2), matrix, unit).sum(0))
+    return sum(terms[1:], terms[0]).sum(-1)
+
+
+def _bundles(
+    values: Sequence[Tensor | None], blocks: Blocks, rank: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    r"""Puts features side by side, so that few forms are left to compute.
+
+    Features without a cross block are stacked. Features with one are concatenated.
+
+    Arguments:
+        values: The features :math:`\phi_p`; those that are None are left out.
+        blocks: The blocks :math:`G^{pq}`.
+        rank: The number of batch dimensions of the form.
+
+    Returns:
+        Rows, with shape :math:`(k, *, g n)`, their matrices, with shape :math:`(k, *, g n, g n)`,
+        and the number :math:`g` of features in a row.
+    """
+    present = {p: value for p, value in enumerate(values) if value is not None}
+    linked = {k for key in blocks if key[0] != key[1] for k in key if k in present}
+    alone = [p for p, q in blocks if p == q and p in present and p not in linked]
+    if alone:
+        rows = torch.stack(torch.broadcast_tensors(*(present[p] for p in alone)))
+        matrix = torch.stack(torch.broadcast_tensors(*(blocks[p, p] for p in alone)))
+        yield *_aligned(rows, matrix, rank), 1
+    if linked:
+        order = sorted(linked)
+        rows = torch.cat(torch.broadcast_tensors(*(present[p] for p in order)), dim=-1)
+        corners = [[_corner(blocks, p, q) for q in order] for p in order]
+        matrix = torch.cat([torch.cat(line, dim=-1) for line in corners], dim=-2)
+        yield *_aligned(rows.unsqueeze(0), matrix.unsqueeze(0), rank), len(order)
+
+
+def _aligned(rows: Tensor, matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    # With as many batch dimensions behind the first one as rows, matrices and the form have.
+    rank = max(rank, rows.dim() - 2, matrix.dim() - 3)
+    rows = rows.reshape(len(rows), *(1,) * (rank + 2 - rows.dim()), *rows.shape[1:])
+    return rows, matrix.reshape(len(rows), *(1,) * (rank + 3 - matrix.dim()), *matrix.shape[1:])
+
+
+def _corner(blocks: Blocks, p: int, q: int) -> Tensor:
+    if (p, q) in blocks:
+        return blocks[p, q]
+    return blocks[q, p].mT if (q, p) in blocks else torch.zeros_like(blocks[p, p])
 
 
 def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Tensor]:
@@ -163,8 +247,7 @@ def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Ten
         :math:`(*, n)` or :math:`(*, 1)`, and the logarithm to add to that of the form.
     """
     if features.log_scale is None:
-        largest = columns.amax(-1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1.0)
+        largest = columns.amax(-1, keepdim=True).clamp(min=torch.finfo(columns.dtype).tiny)
         return features, 1 / largest, 2 * largest.log().squeeze(-1)
     used = columns > 0
     columns = torch.where(used, columns, 1.0)

@@ -4,13 +4,16 @@ __all__ = [
     "affine",
     "bilinear",
     "broadcast_shapes",
+    "fold",
     "rows_matmul",
     "safe_log",
     "safe_logsumexp",
     "take",
+    "unfold",
 ]
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor
@@ -26,11 +29,60 @@ def broadcast_shapes(*shapes: Size) -> Size:
     return torch.broadcast_shapes(*shapes)
 
 
+class Layout(NamedTuple):
+    r"""How :func:`fold` arranged the batch dimensions of rows.
+
+    Arguments:
+        shape: The batch shape of the rows after broadcasting, in the arranged order.
+        order: For each batch dimension, its place in the arranged order.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+
+def fold(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Layout | None]:
+    r"""Folds the batch dimensions that a matrix lacks into the rows of one matrix product.
+
+    A batch of rows against one matrix is a single product then, and the matrix is never copied.
+
+    Arguments:
+        rows: The rows, with shape :math:`(*, I)`.
+        matrix: The matrix, with shape :math:`(*, I, K)`.
+
+    Returns:
+        The rows, with shape :math:`(*, N, I)`, the matrix, with shape :math:`(*, I, K)`, and what
+        :func:`unfold` needs, or None if the rows are a matrix and the matrix is one.
+    """
+    if matrix.dim() == 2 and rows.dim() == 2:
+        return rows, matrix, None
+    rank = max(rows.dim() - 1, matrix.dim() - 2)
+    rows = rows.reshape((1,) * (rank + 1 - rows.dim()) + rows.shape)
+    batch = (1,) * (rank + 2 - matrix.dim()) + tuple(matrix.shape[:-2])
+    own = [k for k in range(rank) if batch[k] != 1]  # dimensions that the matrix has too
+    free = [k for k in range(rank) if batch[k] == 1]
+    sizes = [batch[k] for k in own]
+    matrix = matrix.reshape(sizes + list(matrix.shape[-2:]))
+    arranged = rows.permute(*own, *free, rank)
+    folded = arranged.reshape([rows.shape[k] for k in own] + [-1, rows.shape[-1]])
+    order = own + free
+    shape = (*sizes, *(rows.shape[k] for k in free))
+    return folded, matrix, Layout(shape, tuple(order.index(k) for k in range(rank)))
+
+
+def unfold(products: Tensor, layout: Layout | None) -> Tensor:
+    r"""Gives products of folded rows, with shape :math:`(*, N, K)`, their batch shape back."""
+    if layout is None:
+        return products
+    shape, order = layout
+    products = products.reshape((*shape, products.shape[-1]))
+    if order == tuple(range(len(order))):
+        return products
+    return products.permute(*order, len(order))
+
+
 def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
     r"""Multiplies rows by a matrix, :math:`y_k = \sum_i x_i A_{ik}`, with broadcasting.
-
-    Batch dimensions that the matrix lacks are folded into the rows of one matrix product, so
-    that a batch of rows against one matrix is a single GEMM and the matrix is never copied.
 
     Arguments:
         rows: The rows :math:`x`, with shape :math:`(*, I)`.
@@ -41,19 +93,8 @@ def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
     """
     if matrix.dim() == 2:
         return rows @ matrix
-    rank = max(rows.dim() - 1, matrix.dim() - 2)
-    rows = rows.reshape((1,) * (rank + 1 - rows.dim()) + rows.shape)
-    batch = (1,) * (rank + 2 - matrix.dim()) + tuple(matrix.shape[:-2])
-    own = [k for k in range(rank) if batch[k] != 1]  # dimensions that the matrix has too
-    free = [k for k in range(rank) if batch[k] == 1]
-    matrix = matrix.reshape([batch[k] for k in own] + list(matrix.shape[-2:]))
-    folded = rows.permute(*own, *free, rank).reshape(
-        [rows.shape[k] for k in own] + [-1, rows.shape[-1]]
-    )
-    out = folded @ matrix  # (*own, free, K)
-    out = out.reshape(list(out.shape[: len(own)]) + [rows.shape[k] for k in free] + [out.shape[-1]])
-    order = own + free
-    return out.permute(*(order.index(k) for k in range(rank)), rank)
+    folded, matrix, layout = fold(rows, matrix)
+    return unfold(folded @ matrix, layout)
 
 
 def affine(rows: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
@@ -100,8 +141,9 @@ def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tenso
 
 def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
-    zero = x.gt(0).logical_not_()
-    return x.masked_fill(zero, 1.0).log().masked_fill(zero, -torch.inf)
+    # The threshold has a gradient of one operation, and stops it where x is not positive.
+    log = torch.nn.functional.threshold(x, 0.0, 1.0).log()
+    return torch.where(x > 0, log, -torch.inf)
 
 
 def safe_logsumexp(x: Tensor) -> Tensor:

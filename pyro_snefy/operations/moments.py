@@ -2,24 +2,14 @@ r"""Mean and covariance of squared neural families, from derivatives of closed f
 
 __all__ = ["moments"]
 
-import math
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..activations import (
-    Activation,
-    Exp,
-    FourierActivation,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    Sin,
-    Snake,
-    Step,
-)
+from ..activations import Activation, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -31,14 +21,15 @@ from ..bases import (
     Mixture,
     Product,
     ProjectedGaussian,
+    Pushforward,
     Standardized,
     UniformSphere,
 )
-from ..bases.bounded import Pushforward
 from ..kernels import Separable
-from ..kernels.pieces import piecewise_moment
+from ..kernels.homogeneous import radial_moment
+from ..kernels.piecewise import piecewise_moment
 from ..network import Network
-from ..numerics.linalg import broadcast_shapes, rows_matmul
+from ..numerics.linalg import rows_matmul
 
 Moments = tuple[Tensor, Tensor]
 
@@ -54,9 +45,7 @@ def moments(network: Network) -> Moments:
     """
     with torch.enable_grad():
         mean, covariance = _moments(network.base, network)
-    tensors = [network.weight, network.bias, network.form.matrix]
-    tensors += [value for _, value in network.base.tensors()]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in network.tensors()):
         return mean, covariance
     return mean.detach(), covariance.detach()
 
@@ -93,15 +82,6 @@ def _has_moments(base: Base) -> bool:
     return not isinstance(base, Pushforward)
 
 
-def _batch(network: Network) -> torch.Size:
-    return broadcast_shapes(
-        network.weight.shape[:-2],
-        network.bias.shape[:-1],
-        network.form.matrix.shape[:-2],
-        network.base.batch_shape,
-    )
-
-
 def _gradient(value: Tensor, argument: Tensor) -> Tensor:
     (gradient,) = torch.autograd.grad(
         value.sum(), argument, create_graph=True, materialize_grads=True
@@ -131,7 +111,7 @@ def _gaussian(base: Gaussian, network: Network) -> Moments:
     .. math:: \mathbb{E}[x] = m + C \nabla_m \log Z, \quad
         \mathrm{Cov}[x] = C + C (\nabla_m^2 \log Z) C
     """
-    weight, batch = network.weight, _batch(network)
+    weight, batch = network.weight, network.batch_shape
     bias = network.bias + _leaf(weight, *batch, weight.shape[-2])
     kernel = network.kernel()
     if isinstance(kernel, Separable):
@@ -143,7 +123,7 @@ def _gaussian(base: Gaussian, network: Network) -> Moments:
         # By the heat equation a second derivative in the mean is a first one in the covariance.
         d = weight.shape[-1]
         increment = _leaf(weight, *batch, d, d)
-        network = network._replace(base=_Widened(base, increment), bias=bias)
+        network = replace(network, base=_Widened(base, increment), bias=bias)
         log_normalizer = network.log_normalizer()
         slope = rows_matmul(_gradient(log_normalizer, bias), weight)
         curvature = _gradient(log_normalizer, increment)
@@ -156,7 +136,7 @@ def _gaussian(base: Gaussian, network: Network) -> Moments:
 @_moments.register
 def _discrete(base: Discrete, network: Network) -> Moments:
     points = base.points
-    shape = points.shape[:1] + (1,) * len(_batch(network)) + base.event_shape
+    shape = points.shape[:1] + (1,) * len(network.batch_shape) + base.event_shape
     log_density = network.log_density(points.reshape(shape))
     return _mixed(
         log_density.movedim(0, -1),
@@ -176,20 +156,14 @@ def _mixed(logits: Tensor, means: Tensor, covariances: Tensor) -> Moments:
 
 @_moments.register
 def _gaussian_mixture(base: GaussianMixture, network: Network) -> Moments:
-    components = Network(
-        network.activation,
-        base.gaussians,
-        network.weight.unsqueeze(-3),
-        network.bias.unsqueeze(-2),
-        network.form.unsqueeze(),
-    )
+    components = network.over(base.gaussians)
     logits = base.log_weights() + components.log_normalizer()
     return _mixed(logits, *_moments(base.gaussians, components))
 
 
 @_moments.register
 def _mixture(base: Mixture, network: Network) -> Moments:
-    parts = [network._replace(base=part) for part in base.bases]
+    parts = [replace(network, base=part) for part in base.bases]
     logits = torch.stack(torch.broadcast_tensors(*(part.log_normalizer() for part in parts)), -1)
     pairs = [_moments(part.base, part) for part in parts]
     means = torch.stack(torch.broadcast_tensors(*(mean for mean, _ in pairs)), -2)
@@ -204,7 +178,7 @@ def _members(base: Any, network: Network) -> Moments:
     kernel = network.kernel()
     assert isinstance(kernel, Separable)
     block = kernel.blocks[0, 0]
-    block = block + _leaf(weight, *_batch(network), n, n)
+    block = block + _leaf(weight, *network.batch_shape, n, n)
     kernel = Separable({(0, 0): block}, kernel.features)
     log_normalizer = kernel.log_normalizer(network.form, network.bias)
     shares = (block * _gradient(log_normalizer, block)).flatten(-2).unsqueeze(-1)  # (*, n^2, 1)
@@ -218,7 +192,7 @@ def _members(base: Any, network: Network) -> Moments:
 
 @_moments.register
 def _standardized(base: Standardized, network: Network) -> Moments:
-    mean, covariance = _moments(base.base, network._replace(base=base.base))
+    mean, covariance = _moments(base.base, replace(network, base=base.base))
     loc, scale = base.loc, base.scale
     if not base.event_dim:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
@@ -231,8 +205,7 @@ def _waves(base: Any, network: Network) -> Moments:
     Their products are polynomials, polynomials times waves, and waves of sums and differences of
     frequencies, whose integrals are derivatives of the characteristic function.
     """
-    network = network.real()
-    activation, weight, batch = network.activation, network.weight, _batch(network)
+    activation, weight, batch = network.activation, network.weight, network.batch_shape
     gram, centre = network.form.gram(), base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
     terms = []
@@ -242,7 +215,7 @@ def _waves(base: Any, network: Network) -> Moments:
     if isinstance(activation, Snake | Identity):
         terms.append(_lines(gram, weight, line, _jets(base, weight[..., :1, :] * 0, batch, 4)))
     if not isinstance(activation, Identity):
-        frequency = 2 * activation.a if isinstance(activation, Snake) else 1.0
+        frequency = activation.wave_frequency
         omega = frequency * weight
         phase = torch.polar(torch.ones_like(angle), frequency * angle)
         if isinstance(activation, Sin):
@@ -337,17 +310,17 @@ def _lines_and_waves(
 
 @_moments.register
 def _sphere(base: UniformSphere, network: Network) -> Moments:
-    degree = _degree(network.activation)
+    degree = network.activation.degree
     if degree is None:
         return _by_engine(base, network)
     # As for the normaliser: events are those of a normal law, divided by a radius.
     d, weight = base.num_statistics, network.weight
     zeros = weight.new_zeros((d,))
     normal = Gaussian(zeros, zeros + 1, validate_args=False)
-    mean, covariance = _gaussian(normal, network._replace(base=normal))
+    mean, covariance = _gaussian(normal, replace(network, base=normal))
     second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    mean = mean * _radius(d, 2 * degree, 2 * degree + 1)
-    second = second * _radius(d, 2 * degree, 2 * degree + 2)
+    mean = mean * (radial_moment(d, 2 * degree) / radial_moment(d, 2 * degree + 1))
+    second = second * (radial_moment(d, 2 * degree) / radial_moment(d, 2 * degree + 2))
     return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
 
@@ -355,37 +328,23 @@ def _sphere(base: UniformSphere, network: Network) -> Moments:
 def _projected(base: ProjectedGaussian, network: Network) -> Moments:
     # A direction, times an independent radius.
     sphere = base.latent(network.weight)
-    mean, covariance = _moments(sphere, network._replace(base=sphere))
+    mean, covariance = _moments(sphere, replace(network, base=sphere))
     second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
     d = base.num_statistics
-    mean = mean / _radius(d, 0, 1)
-    second = second / _radius(d, 0, 2)
+    mean = mean * radial_moment(d, 1)
+    second = second * radial_moment(d, 2)
     return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-
-
-def _degree(activation: Activation) -> int | None:
-    if isinstance(activation, ReLU):
-        return activation.power
-    return {Step: 0, LeakyReLU: 1}.get(type(activation))
-
-
-def _radius(d: int, numerator: int, denominator: int) -> float:
-    # E[r^a] / E[r^b] of the norm of a standard normal vector.
-    logs = [k / 2 * math.log(2) + math.lgamma((d + k) / 2) for k in (numerator, denominator)]
-    return math.exp(logs[0] - logs[1])
 
 
 @_moments.register
 def _interval(base: Interval, network: Network) -> Moments:
-    degree = _degree(network.activation)
-    if degree is None:
+    if network.activation.degree is None:
         return _by_engine(base, network)
     gram = network.form.gram()
     zeroth, first, second = (
-        (
-            gram
-            * piecewise_moment(network.activation, base, network.weight, degree, k)(network.bias)
-        ).sum((-2, -1))[..., None]
+        (gram * piecewise_moment(network.activation, base, network.weight, k)(network.bias)).sum(
+            (-2, -1)
+        )[..., None]
         for k in range(3)
     )
     mean = first / zeroth

@@ -1,252 +1,32 @@
 r"""Distribution functions and quantiles of one coordinate, by quadrature.
 
-All terms of a quadrature of a density are positive, so that a distribution function has its
-digits in the tails as well, where a sum over pairs of neurons would have cancelled.
+All terms of a quadrature of a density are positive. A distribution function has its digits in the
+tails as well, where a sum over pairs of neurons would cancel.
 """
 
-__all__ = ["Line"]
+__all__ = ["Line", "cdf", "icdf", "line"]
 
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Size, Tensor
 
-from ..activations import Activation, Exp, GaussianActivation
-from ..bases.base import Base
-from ..bases.bounded import UniformBox
-from ..bases.counts import Discrete, Geometric, Poisson
-from ..bases.families import GammaFamily, NormalFamily, PoissonFamily
-from ..bases.gaussian import Gaussian
-from ..bases.mixture import GaussianMixture, Interval, Mixture
-from ..bases.product import Product
+from ..activations import Step
+from ..bases import Base, GaussianMixture
+from ..constraints import is_real
+from ..network import Network
+from ..numerics.linalg import broadcast_shapes
+from .marginals import log_numerator
+from .panels import Neurons, edges_and_atoms, ends
 
-# Nodes of each panel. Over six radians, their polynomial is exact to 1e-11 even where a panel is
-# cut, and to the last digit where it is whole.
-_NODES = 16
-_RADIANS = 6.0
-# Standard deviations beyond which no float64 has anything left.
-_REACH = 12.0
+_NODES = 16  # of each panel
 # Numbers that are held at once for the neurons at the nodes.
 _CHUNK = 2**22
-_MOST = 2**20
 # Digits of a quantile that are not looked for.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
-
-
-class Neurons:
-    r"""How the preactivations depend on the coordinate :math:`x`: normal about a line.
-
-    Arguments:
-        activation: The activation.
-        slope: The slopes of their means, with shape :math:`(*, n)`.
-        zero: Where their means are zero, with shape :math:`(*, n)`.
-        width: Their standard deviations over their slopes, with shape :math:`(*, n)`.
-        crossings: Where the zeros of two neurons meet in what is integrated out, with shape
-            :math:`(*, C)`, or None.
-    """
-
-    def __init__(
-        self,
-        activation: Activation,
-        slope: Tensor,
-        zero: Tensor,
-        width: Tensor,
-        crossings: Tensor | None = None,
-    ) -> None:
-        self.activation, self.slope, self.zero, self.width = activation, slope, zero, width
-        self.crossings = crossings
-
-    @property
-    def rate(self) -> Tensor:
-        r"""How fast the square varies, in radians per unit of :math:`x`, with shape :math:`(*)`."""
-        return self.activation.frequency * self.slope.abs().amax(-1)
-
-    @property
-    def tilts(self) -> tuple[Tensor, Tensor]:
-        r"""The least and largest :math:`\eta` by which a density is tilted, and zero."""
-        if not isinstance(self.activation, Exp):
-            return (torch.zeros_like(self.rate),) * 2
-        eta = self.activation.frequency * self.slope
-        return eta.amin(-1).clamp(max=0), eta.amax(-1).clamp(min=0)
-
-
-def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
-    # Edges of panels from low to high, (*, P + 1), of at most the step.
-    count = int(((high - low) / step).amax().ceil().clamp(min=1))
-    if count > _MOST:
-        raise NotImplementedError(
-            f"A distribution function by quadrature would take {count} panels, more than {_MOST}: "
-            "expected smaller weights."
-        )
-    share = torch.linspace(0, 1, count + 1, dtype=low.dtype, device=low.device)
-    return low.unsqueeze(-1) + (high - low).unsqueeze(-1) * share
-
-
-@singledispatch
-def _edges(base: Base, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    """Edges of panels, and atoms, of a base on the real line, each with shape (*, E)."""
-    raise NotImplementedError(f"{base} has no distribution function.")
-
-
-def _scalar(x: Tensor, base: Base) -> Tensor:
-    return x.squeeze(-1) if base.event_dim else x
-
-
-@_edges.register
-def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    scale = base.covariance(neurons.slope)[..., 0, 0].sqrt()
-    loc = base.mean(neurons.slope)[..., 0]
-    down, up = (scale * tilt for tilt in neurons.tilts)
-    low, high = down - _REACH, up + _REACH
-    if isinstance(neurons.activation, GaussianActivation):
-        # A bend that begins far out leaves its mass there.
-        far = ((neurons.zero - loc.unsqueeze(-1)) / scale.unsqueeze(-1)).abs()
-        far = torch.where(far.isfinite(), far, 0.0).amax(-1).clamp(max=28.0)
-        low, high = low - far, high + far
-    step = _RADIANS / (scale * neurons.rate).clamp(min=2 * _RADIANS)
-    low, high, step = torch.broadcast_tensors(low, high, step)
-    edges = loc.unsqueeze(-1) + scale.unsqueeze(-1) * _grid(low, high, step)
-    return [edges, *_kinks(neurons)], []
-
-
-def _kinks(neurons: Neurons) -> list[Tensor]:
-    if not neurons.activation.kink:
-        return []
-    zero = torch.where(neurons.zero.isfinite(), neurons.zero, 0.0)
-    width = torch.where(neurons.width.isfinite(), neurons.width, 0.0)
-    # A kink that is smoothed needs panels of the width of the smoothing.
-    steps = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
-    smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * steps
-    kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
-    return kinks if neurons.crossings is None else [*kinks, neurons.crossings]
-
-
-@_edges.register
-def _(base: UniformBox, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    low, high = base.low[..., 0], base.high[..., 0]
-    low, high = torch.broadcast_tensors(low, high)
-    step = _RADIANS / neurons.rate.clamp(min=1e-30)
-    return [_grid(low, high, step), *_clamped(_kinks(neurons), low, high)], []
-
-
-def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
-    return [x.clamp(low.unsqueeze(-1), high.unsqueeze(-1)) for x in edges]
-
-
-@_edges.register
-def _(base: Interval, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    spread = Neurons(
-        neurons.activation,
-        neurons.slope.unsqueeze(-2),
-        neurons.zero.unsqueeze(-2),
-        neurons.width.unsqueeze(-2),
-    )
-    edges, _ = _edges(base.boxes, spread)
-    return [x.flatten(-2) for x in edges], []
-
-
-@_edges.register
-def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    # The neurons have the components in their last batch dimension.
-    edges, _ = _edges(base.gaussians, neurons)
-    return [x.flatten(-2) for x in edges], []
-
-
-@_edges.register
-def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    shape, rate = (neurons.activation.frequency * neurons.slope).unbind(-1)  # (*, n)
-    shape = shape + 1
-    least, most = shape.amin(-1), shape.amax(-1)
-    low = (-45 / least - rate.amax(-1).log()).clamp(min=-700.0)
-    high = ((most + 12 * most.sqrt() + 60) / rate.amin(-1)).log()
-    step = (2 * most.rsqrt()).clamp(max=0.5)
-    return [_grid(low, high, step).exp()], []
-
-
-@_edges.register
-def _(base: NormalFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    linear, quadratic = (neurons.activation.frequency * neurons.slope).unbind(-1)  # (*, n)
-    variance = -0.5 / quadratic
-    reach = torch.full_like(variance, _REACH)
-    grid = _grid(-reach, reach, torch.full_like(reach, 0.5))
-    loc, scale = (linear * variance).unsqueeze(-1), variance.sqrt().unsqueeze(-1)
-    return [(loc + scale * grid).flatten(-2)], []
-
-
-def _counts(most: Tensor) -> list[Tensor]:
-    count = int(most.max()) + 1
-    if count > _MOST:
-        raise NotImplementedError(
-            f"A distribution function would be a sum over {count} counts, more than {_MOST}."
-        )
-    return [torch.arange(count, dtype=most.dtype, device=most.device)]
-
-
-def _poisson_bound(rate: Tensor) -> Tensor:
-    return rate + 15 * rate.sqrt() + 60
-
-
-@_edges.register
-def _(base: PoissonFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    largest = (neurons.activation.frequency * neurons.slope).amax(-1)
-    return [], _counts(_poisson_bound(largest.exp()))
-
-
-@_edges.register
-def _(base: Poisson, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    return [], _counts(_poisson_bound(base.rate * neurons.tilts[1].exp()))
-
-
-@_edges.register
-def _(base: Geometric, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    return [], _counts(60 / (-torch.log1p(-base.probs) - neurons.tilts[1]) + 60)
-
-
-@_edges.register
-def _(base: Discrete, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    return [], [_scalar(base.points, base)]
-
-
-@_edges.register
-def _(base: Mixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    found = [_edges(part, neurons) for part in base.bases]
-    return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]
-
-
-@_edges.register
-def _(base: Product, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    (factor,) = base.bases
-    return _edges(factor, neurons)
-
-
-@singledispatch
-def ends(base: Base) -> list[Tensor]:
-    """Where the density of a base jumps on the real line, each with shape (*, E)."""
-    return []
-
-
-@ends.register
-def _(base: UniformBox) -> list[Tensor]:
-    return [base.low, base.high]
-
-
-@ends.register
-def _(base: Interval) -> list[Tensor]:
-    return [base.low, base.high]
-
-
-@ends.register
-def _(base: Mixture) -> list[Tensor]:
-    return [x for part in base.bases for x in ends(part)]
-
-
-@ends.register
-def _(base: Product) -> list[Tensor]:
-    (factor,) = base.bases
-    return ends(factor)
 
 
 class Line:
@@ -279,7 +59,7 @@ class Line:
         self.weights = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
         self._at_once = max(1, _CHUNK // (width * max(1, batch_shape.numel())))
         with torch.no_grad():
-            edges, atoms = _edges(base, neurons)
+            edges, atoms = edges_and_atoms(base, neurons)
         self.diffuse = bool(edges)
         points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
         every = [*edges, points] if atoms else edges
@@ -357,7 +137,7 @@ class Line:
         return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
 
     def _moved(self, x: Tensor) -> Tensor:
-        # Zero, with the gradients of the jumps below: those of what they leave behind them.
+        # Zero, with the gradient of the mass that enters or leaves when a jump below x moves.
         total = torch.zeros_like(x)
         if not torch.is_grad_enabled():
             return total
@@ -431,3 +211,145 @@ class Line:
             step = torch.where(inside, step, (low + high) / 2)
             x = torch.where(done, x, step)
         return x
+
+
+def line(network: Network, dim: int = 0) -> Line:
+    r"""The law of one coordinate of a network whose statistic is its event.
+
+    Arguments:
+        network: The network.
+        dim: The coordinate.
+    """
+    network = network.to(torch.float64)
+    base, event_shape = network.base, network.base.event_shape
+    whole = event_shape.numel() == 1
+    law = base if whole else base.marginal([dim])
+    log_normalizer = network.log_normalizer()
+
+    def log_density(x: Tensor) -> Tensor:
+        value = x.unsqueeze(-1) if event_shape else x
+        inside = law.contains(value)
+        mask = inside.unsqueeze(-1) if event_shape else inside
+        value = torch.where(mask, value, law.example(value))
+        if event_shape:
+            log_density = log_numerator(network, [dim], value)
+        else:
+            log_density = network.log_density(value)
+        return torch.where(inside, log_density - log_normalizer, -torch.inf)
+
+    with torch.no_grad():
+        neurons = _along(network, dim, whole)
+    jumps = [*ends(law), *_steps(network, dim, neurons)]
+    return Line(log_density, law, neurons, network.batch_shape, network.width, jumps)
+
+
+def _steps(network: Network, dim: int, neurons: Neurons) -> list[Tensor]:
+    # The zeros of neurons that step there, unless they depend on what is integrated out.
+    if not isinstance(network.activation, Step):
+        return []
+    slope = network.weight[..., dim]
+    sharp = neurons.width if neurons.width.dim() < 2 else neurons.width.flatten(0, -2).amax(0)
+    sharp = (slope != 0) & ~(sharp > 0)
+    return [torch.where(sharp, -network.bias / torch.where(slope == 0, 1.0, slope), 0.0)]
+
+
+def _along(network: Network, dim: int, whole: bool) -> Neurons:
+    activation, base = network.activation, network.base
+    weight, bias = network.weight, network.bias
+    if isinstance(base, GaussianMixture):
+        weight, bias = weight.unsqueeze(-3), bias.unsqueeze(-2)
+        base = base.gaussians
+    if whole:
+        slope = weight.squeeze(-1) if weight.shape[-1] == 1 else weight
+        zero = -bias / slope if weight.shape[-1] == 1 else torch.zeros_like(bias)
+        return Neurons(activation, slope, zero, torch.zeros_like(zero))
+    covariance = base.covariance(weight)
+    spread = weight @ covariance  # (*, n, D)
+    variance = covariance[..., dim, dim].unsqueeze(-1)
+    mean = base.mean(weight)
+    centre = bias + (weight * mean.unsqueeze(-2)).sum(-1)
+    slope = spread[..., dim] / variance
+    total = (spread * weight).sum(-1)
+    left = total - slope.square() * variance
+    left = torch.where(left > 1e-12 * total, left, 0.0)
+    crossings = None
+    if activation.degree is not None:
+        shared = spread @ weight.mT - slope.unsqueeze(-1) * spread[..., dim].unsqueeze(-2)
+        constant = centre - slope * mean[..., dim].unsqueeze(-1)
+        crossings = _crossings(shared, left.sqrt(), constant, slope)
+    return Neurons(
+        activation,
+        slope,
+        mean[..., dim].unsqueeze(-1) - centre / slope,
+        left.sqrt() / slope.abs(),
+        crossings,
+    )
+
+
+def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) -> Tensor | None:
+    r"""Where the kinks of two neurons meet, if one variable moves both of them.
+
+    What is left of the preactivations is then :math:`r_i u` and :math:`\pm r_j u`, and the
+    integral over :math:`u` has a kink of its own.
+
+    Arguments:
+        shared: The covariances of what is left, with shape :math:`(*, n, n)`.
+        root: Their standard deviations :math:`r`, with shape :math:`(*, n)`.
+        constant: The means at the origin, with shape :math:`(*, n)`.
+        slope: The slopes of the means, with shape :math:`(*, n)`.
+    """
+    product = root.unsqueeze(-1) * root.unsqueeze(-2)
+    one = (product > 0) & (shared.abs() >= (1 - 1e-9) * product)
+    one = one.triu(1)
+    if not bool(one.any()):
+        return None
+    sign = shared.sign()
+    safe = torch.where(root > 0, root, 1.0)
+    height, steep = constant / safe, slope / safe
+    gap = height.unsqueeze(-1) - sign * height.unsqueeze(-2)
+    closing = steep.unsqueeze(-1) - sign * steep.unsqueeze(-2)
+    where = -gap / closing
+    where = torch.where(one & where.isfinite(), where, 0.0)
+    used = one.flatten(0, -3).any(0) if one.dim() > 2 else one
+    return where[..., used]
+
+
+def _coordinate(network: Network, dim: int) -> Network:
+    # Only its base counts: the law of one coordinate, which maps events to latent ones.
+    whole = network.base.event_shape.numel() == 1
+    return network if whole else replace(network, base=network.base.marginal([dim]))
+
+
+def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
+    r"""The distribution function of one coordinate.
+
+    Arguments:
+        network: The network.
+        dim: The coordinate.
+        value: Events, with shape :math:`(*)`, or :math:`(*, 1)` if events are vectors.
+    """
+    dtype = torch.promote_types(value.dtype, network.weight.dtype)
+    network = network.to(torch.float64)
+    x = _coordinate(network, dim).to_latent(value.double())
+    x = x.squeeze(-1) if network.base.event_dim else x
+    x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
+    return line(network.latent(), dim).cdf(x).to(dtype)
+
+
+def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
+    r"""The quantile function of one coordinate.
+
+    Arguments:
+        network: The network.
+        dim: The coordinate.
+        value: Probabilities, with shape :math:`(*)`.
+    """
+    dtype = torch.promote_types(value.dtype, network.weight.dtype)
+    network = network.to(torch.float64)
+    axis = _coordinate(network, dim)
+    q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
+    x = line(network.latent(), dim).icdf(q)
+    if is_real(axis.latent().base.support):
+        outside = torch.where(q > 0, torch.inf, -torch.inf)
+        x = torch.where((q > 0) & (q < 1), x, outside)
+    return axis.from_latent(x.unsqueeze(-1) if network.base.event_dim else x).to(dtype)

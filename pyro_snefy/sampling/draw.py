@@ -2,13 +2,13 @@ r"""Exact draws, by whatever is fastest."""
 
 __all__ = ["acceptance_rate", "sample"]
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Size, Tensor
 
 from ..network import Network
-from .samplers import Sampler, flatten, sampler
+from .samplers import Sampler, sampler
 from .sequential import sample_sequentially
 
 # Below the first rate one coordinate at a time is faster; below the second nobody would wait.
@@ -16,64 +16,72 @@ _SLOW = 1e-3
 _HOPELESS = 1e-5
 
 
-def _prepare(law: Any) -> tuple[Network, Sampler | None]:
-    network = flatten(law._network(torch.float64).real(), law.batch_shape)
-    engine = sampler(network)
+def prepare(network: Network) -> tuple[Network, Sampler | None]:
+    r"""The networks of a batch in one dimension, in float64, and their sampler if there is one.
+
+    Arguments:
+        network: The network.
+    """
+    flat = network.to(torch.float64).flatten()
+    engine = sampler(flat.latent())
     if engine is not None:
-        engine.to(law.weight.dtype)
-    return network, engine
+        engine.compare_in(network.weight.dtype)
+    return flat, engine
 
 
 @torch.no_grad()
-def acceptance_rate(law: Any) -> Tensor:
+def acceptance_rate(network: Network) -> Tensor:
     r"""The expected share of accepted proposals.
 
     Arguments:
-        law: A :class:`~pyro_snefy.SNEFY`.
+        network: The network.
     """
-    _, engine = _prepare(law)
+    _, engine = prepare(network)
     if engine is None:
-        return law.weight.new_ones(law.batch_shape)
-    rate = engine.acceptance.expand(law.batch_shape.numel())
-    return rate.reshape(law.batch_shape).to(law.weight.dtype)
+        return network.weight.new_ones(network.batch_shape)
+    rate = engine.acceptance.expand(network.batch_shape.numel())
+    return rate.reshape(network.batch_shape).to(network.weight.dtype)
 
 
 @torch.no_grad()
-def sample(law: Any, sample_shape: Size) -> Tensor:
-    r"""Draws from a squared neural family.
+def sample(
+    network: Network, sample_shape: Size, check: Callable[[Tensor], object] | None = None
+) -> Tensor:
+    r"""Draws events.
 
     Arguments:
-        law: A :class:`~pyro_snefy.SNEFY`.
+        network: The network.
         sample_shape: The shape of the sample.
+        check: A function that raises an error if a :math:`\log Z` that it is given is not finite.
     """
-    if law._validate_args:
-        law._log_normalizer()  # raises where there is nothing to draw from
-    network, engine = _prepare(law)
-    count, members = sample_shape.numel(), law.batch_shape.numel()
-    device, event = law.weight.device, law.event_shape
-    every = torch.arange(members, device=device)
+    flat, engine = prepare(network)
+    if check is not None:
+        check(flat.log_normalizer() if engine is None else engine.log_normalizer)
+    count, members = sample_shape.numel(), network.batch_shape.numel()
+    every = torch.arange(members, device=network.weight.device)
     if engine is None:
-        slow = torch.ones_like(every, dtype=torch.bool)
         rates = torch.zeros_like(every, dtype=torch.float64)
     else:
         rates = engine.acceptance.expand(members)
-        slow = ~(rates >= _SLOW)
-    x = network.weight.new_empty((count, members, *event))
+    slow = ~(rates >= _SLOW)
+    event = network.base.event_shape
+    latent = flat.weight.new_empty((count, members, *event))
     if count and bool(slow.any()):
         try:
-            some = law.from_network(network.take(every[slow])).expand(Size((int(slow.sum()),)))
-            x[:, slow] = sample_sequentially(some, Size((count,)))
+            some = flat.latent().members(every[slow])
+            latent[:, slow] = sample_sequentially(some, Size((count,)))
         except NotImplementedError as error:
             least = float(rates.min())
             if engine is None or not least >= _HOPELESS:
                 raise NotImplementedError(
-                    f"{law} has no sampler that could be afforded: rejection would accept one of "
+                    f"{network.activation} on {network.base} has no sampler that could be "
+                    "afforded: rejection would accept one of "
                     f"{1 / max(least, 1e-300):.2g} proposals (acceptance_rate {least:.2g}), and "
                     f"there is no other way: {error}"
                 ) from error
             slow = torch.zeros_like(slow)
     if count and engine is not None and not bool(slow.all()):
         rows = every[~slow].repeat(count)
-        x[:, ~slow] = engine.draw(rows).reshape((count, -1, *event))
-    x = x.reshape(sample_shape + law.batch_shape + event)
-    return law.base.cast(x, law.weight.dtype)
+        latent[:, ~slow] = engine.draw(rows).reshape((count, -1, *event))
+    x = flat.from_latent(latent).reshape(sample_shape + network.batch_shape + event)
+    return network.base.cast(x, network.weight.dtype)

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from ..activations import FourierActivation, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.base import FourierBase
-from ..bases.counts import Geometric, Poisson
-from ..bases.gaussian import Gaussian
-from ..bases.sphere import UniformSphere
+from ..bases import FourierBase, Gaussian, Geometric, Poisson, UniformSphere
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
 from ..numerics.linalg import rows_matmul
@@ -46,8 +43,10 @@ class NeuronLaw:
 
     def _row(self, member: Tensor, neuron: Tensor) -> tuple[Any, Tensor, Tensor]:
         # Base, weight and bias of each row.
-        _, base, weight, bias, _ = self.network
-        return base.take(member), pick(weight, member, neuron, 1), pick(bias, member, neuron)
+        network = self.network
+        weight, bias = network.weight, network.bias
+        base = network.base.members(member)
+        return base, pick(weight, member, neuron, 1), pick(bias, member, neuron)
 
 
 def pick(x: Tensor, member: Tensor, neuron: Tensor, rank: int = 0) -> Tensor:
@@ -98,7 +97,7 @@ class BoundedLaw(NeuronLaw):
         c0, c2 = self._envelope(centre, spread)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            own, w, k0, k2 = base.take(rows), weight[rows], c0[rows], c2[rows]
+            own, w, k0, k2 = base.members(rows), weight[rows], c0[rows], c2[rows]
             x = own.sample_quadratic(w, k0, torch.zeros_like(k0), k2)
             v = (w * (own.statistic(x) - (mean[rows] if mean.dim() > 1 else mean))).sum(-1)
             bound = k0 + k2 * v.square()
@@ -208,42 +207,16 @@ class ConcaveLaw(NeuronLaw):
         return base.sample_along(weight, torch.where(flat, torch.randn_like(u), u))
 
 
+@register_neuron_law(Step, UniformSphere)
+@register_neuron_law(ReLU, UniformSphere)
+@register_neuron_law(LeakyReLU, UniformSphere)
 class PowerLaw(NeuronLaw):
     r"""Homogeneous neurons without bias on the sphere: powers of :math:`w \cdot x`."""
 
-    def power(self) -> int:
-        """The power of the neurons."""
-        raise NotImplementedError
-
-    def lower_share(self) -> float:
-        """The probability of the side where the preactivation is negative."""
-        return 0.0
-
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        activation: Any = self.network.activation
         base, weight, _ = self._row(member, neuron)
-        below = torch.rand_like(weight[:, 0]) < self.lower_share()
-        return base.sample_power(weight, 2 * self.power(), torch.where(below, -1.0, 1.0))
-
-
-@register_neuron_law(Step, UniformSphere)
-class _StepLaw(PowerLaw):
-    def power(self) -> int:
-        return 0
-
-
-@register_neuron_law(ReLU, UniformSphere)
-class _ReLULaw(PowerLaw):
-    def power(self) -> int:
-        activation: Any = self.network.activation
-        return activation.power
-
-
-@register_neuron_law(LeakyReLU, UniformSphere)
-class _LeakyReLULaw(PowerLaw):
-    def power(self) -> int:
-        return 1
-
-    def lower_share(self) -> float:
-        activation: Any = self.network.activation
-        square = activation.negative_slope**2
-        return square / (1 + square)
+        # Either side of the equator has a share in proportion to its square.
+        lower, upper = activation(weight.new_tensor([-1.0, 1.0])).square()
+        below = torch.rand_like(weight[:, 0]) * (lower + upper) < lower
+        return base.sample_power(weight, 2 * activation.degree, torch.where(below, -1.0, 1.0))

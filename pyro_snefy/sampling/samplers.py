@@ -1,19 +1,17 @@
 r"""Exact samplers of flat batches of squared neural families."""
 
-__all__ = ["Sampler", "flatten", "sampler"]
+__all__ = ["Sampler", "sampler"]
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
 from ..activations import Activation, Exp, FourierActivation
-from ..bases.base import Base, LaplaceBase, flatten_batch
-from ..bases.bounded import Pushforward
-from ..bases.counts import Discrete
-from ..bases.mixture import GaussianMixture, Interval, Mixture
-from ..kernels import Separable, kernel
+from ..bases import Base, Discrete, GaussianMixture, Interval, LaplaceBase, Mixture
+from ..kernels import Separable
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
 from ..numerics.forms import Form, Readout
@@ -39,7 +37,7 @@ class Sampler:
         self.acceptance = acceptance
         self.log_normalizer = log_normalizer
 
-    def to(self, dtype: torch.dtype) -> None:
+    def compare_in(self, dtype: torch.dtype) -> None:
         """Compares densities with envelopes in a dtype; draws are in float64 still."""
 
     def draw(self, member: Tensor) -> Tensor:
@@ -54,6 +52,7 @@ class Sampler:
         raise NotImplementedError
 
 
+# By base, then activation: how events are composed comes before what neurons are.
 _SAMPLERS: Dispatcher[Callable[[Network], Sampler | None]] = Dispatcher()
 
 
@@ -61,28 +60,12 @@ def sampler(network: Network) -> Sampler | None:
     r"""Finds and builds the sampler of a flat batch, or None where there is none.
 
     Arguments:
-        network: The network in float64, with one batch dimension or none.
+        network: The network in float64, with one batch dimension or none, on the law of its
+            statistic.
     """
-    build = _SAMPLERS.find(type(network.activation), type(network.base))
+    build = _SAMPLERS.find(type(network.base), type(network.activation))
     assert build is not None
     return build(network)
-
-
-def flatten(network: Network, batch_shape: Size) -> Network:
-    """The same networks with one batch dimension; what they all share has none.
-
-    Arguments:
-        network: The networks.
-        batch_shape: Their batch shape.
-    """
-    activation, base, weight, bias, form = network
-    return Network(
-        activation,
-        base.flatten(batch_shape),
-        flatten_batch(weight, 2, batch_shape),
-        flatten_batch(bias, 1, batch_shape),
-        type(form)(flatten_batch(form.matrix, 2, batch_shape)),
-    )
 
 
 def _at(x: Tensor, member: Tensor, rank: int) -> Tensor:
@@ -108,7 +91,7 @@ def _choose(cumulative: Tensor, member: Tensor) -> Tensor:
 
 
 def _preactivations(network: Network, x: Tensor, member: Tensor) -> Tensor:
-    statistic = network.base.take(member).statistic(x)
+    statistic = network.base.members(member).statistic(x)
     weight = _at(network.weight, member, 2)
     return rows_matmul(statistic, weight.mT).add_(_at(network.bias, member, 1))
 
@@ -134,7 +117,7 @@ class RejectionSampler(Sampler):
         """
         raise NotImplementedError
 
-    def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
+    def log_acceptance(self, x: Tensor, member: Tensor) -> Tensor:
         r"""The logarithm of the density over its envelope, which is never positive.
 
         Arguments:
@@ -147,7 +130,7 @@ class RejectionSampler(Sampler):
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
             own = member[rows]
             x = self.propose(own)
-            return x, torch.rand_like(own, dtype=x.dtype).log() <= self.log_ratio(x, own)
+            return x, torch.rand_like(own, dtype=x.dtype).log() <= self.log_acceptance(x, own)
 
         if not len(member):
             return self.network.weight.new_empty((0, *self.network.base.event_shape))
@@ -161,7 +144,7 @@ class RejectionSampler(Sampler):
         return out
 
 
-@_SAMPLERS.register(Activation, Base)
+@_SAMPLERS.register(Base, Activation)
 def _neurons(network: Network) -> Sampler | None:
     law = find_neuron_law(type(network.activation), type(network.base))
     return None if law is None else NeuronSampler(network, law)
@@ -192,7 +175,7 @@ class NeuronSampler(RejectionSampler):
     def propose(self, member: Tensor) -> Tensor:
         return self.law.draw(member, _choose(self.cumulative, member))
 
-    def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
+    def log_acceptance(self, x: Tensor, member: Tensor) -> Tensor:
         network = self.compared
         z = _preactivations(network, x.to(network.weight.dtype), member)
         neurons = network.activation(z)
@@ -200,7 +183,7 @@ class NeuronSampler(RejectionSampler):
         bound = neurons.square_().mul_(_at(self.diagonal, member, 1)).sum(-1)
         return (square / bound).log()
 
-    def to(self, dtype: torch.dtype) -> None:
+    def compare_in(self, dtype: torch.dtype) -> None:
         # Where neither powers of neurons nor the envelope can overflow in float32.
         moderate = (self.diagonal > 1e-20) & (self.diagonal < 1e20)
         if isinstance(self.network.activation, FourierActivation) and bool(moderate.all()):
@@ -209,13 +192,7 @@ class NeuronSampler(RejectionSampler):
 
 def _log_norms(network: Network) -> Tensor:
     r"""The logarithms of :math:`K_{ii}`, with shape :math:`(B, n)` or :math:`(1, n)`."""
-    activation, base, weight, bias, _ = network
-    # The neurons are one more batch dimension, each alone.
-    base = base.map_batches(lambda x, rank: x.unsqueeze(-1 - rank) if x.dim() > rank else x)
-    alone = kernel(activation, base, weight.unsqueeze(-2))
-    log_scale, matrix = alone.matrix(bias.unsqueeze(-1))
-    log_norm = matrix[..., 0, 0].clamp(min=0).log()
-    log_norm = log_norm if log_scale is None else log_norm + 2 * log_scale.squeeze(-1)
+    log_norm = network.log_norms()
     return log_norm if log_norm.dim() > 1 else log_norm.unsqueeze(0)
 
 
@@ -226,7 +203,7 @@ def _square(form: Form, neurons: Tensor, member: Tensor) -> Tensor:
     return (rows_matmul(neurons, matrix) * neurons).sum(-1).clamp(min=0)
 
 
-@_SAMPLERS.register(Exp, LaplaceBase)
+@_SAMPLERS.register(LaplaceBase, Exp)
 class PairSampler(RejectionSampler):
     r"""Rejection from pairs of exponential neurons, each a member of the exponential family.
 
@@ -245,7 +222,7 @@ class PairSampler(RejectionSampler):
         gram = gram / (size.unsqueeze(-1) * size.unsqueeze(-2))
         self.gram = gram * (used.unsqueeze(-1) & used.unsqueeze(-2))
         self.log_read = torch.where(used, self.log_read, -torch.inf)
-        neurons = kernel(network.activation, network.base, network.weight)
+        neurons = network.kernel()
         assert isinstance(neurons, Separable)
         log_scale = neurons.features(network.bias).log_scale
         assert log_scale is not None
@@ -265,7 +242,7 @@ class PairSampler(RejectionSampler):
 
     def propose(self, member: Tensor) -> Tensor:
         activation: Any = self.network.activation
-        base: Any = self.network.base.take(member)
+        base: Any = self.network.base.members(member)
         first = _choose(self.cumulative, member)
         row = self.pairs[first] if self.pairs.dim() == 2 else self.pairs[member, first]
         sums = (row * _at(self.scale, member, 1)).cumsum(-1)
@@ -275,7 +252,7 @@ class PairSampler(RejectionSampler):
         both = pick(weight, member, first, 1) + pick(weight, member, second, 1)
         return base.sample_member(activation.scale * both)
 
-    def log_ratio(self, x: Tensor, member: Tensor) -> Tensor:
+    def log_acceptance(self, x: Tensor, member: Tensor) -> Tensor:
         activation: Any = self.network.activation
         z = _preactivations(self.network, x, member)
         exponent = activation.scale * z + _at(self.log_read, member, 1)
@@ -286,35 +263,7 @@ class PairSampler(RejectionSampler):
         return (square.clamp(min=0) / bound).log()
 
 
-@_SAMPLERS.register(Exp, Pushforward)
-@_SAMPLERS.register(Activation, Pushforward)
-def _pushforward(network: Network) -> Sampler | None:
-    base: Any = network.base
-    inner = sampler(network._replace(base=base.latent(network.weight)))
-    return None if inner is None else PushforwardSampler(base, inner)
-
-
-class PushforwardSampler(Sampler):
-    r"""Events that are functions of those of another base.
-
-    Arguments:
-        base: The base.
-        inner: The sampler of the latent base.
-    """
-
-    def __init__(self, base: Pushforward, inner: Sampler) -> None:
-        self.base, self.inner = base, inner
-        super().__init__(inner.acceptance, inner.log_normalizer)
-
-    def to(self, dtype: torch.dtype) -> None:
-        self.inner.to(dtype)
-
-    def draw(self, member: Tensor) -> Tensor:
-        return self.base.take(member).event(self.inner.draw(member))
-
-
-@_SAMPLERS.register(Exp, Discrete)
-@_SAMPLERS.register(Activation, Discrete)
+@_SAMPLERS.register(Discrete, Activation)
 class FiniteSampler(Sampler):
     r"""Draws from the probabilities of all points of a finite set.
 
@@ -327,7 +276,7 @@ class FiniteSampler(Sampler):
         self.points = base.points
         points = base.points.unsqueeze(1)  # (K, 1, event)
         # Equal points have masses of their own.
-        square = network.log_density(points) - base.log_density(points)
+        square = network.log_square(points)
         log_weights = square.mT + base.masses.log()
         self.cumulative = _cumulate(log_weights)
         log_normalizer = log_weights.logsumexp(-1)
@@ -359,9 +308,9 @@ class MixtureSampler(Sampler):
         tries = torch.where(share > 0, share / acceptance, 0.0).sum(-1)
         super().__init__(1 / tries, log_weights.logsumexp(-1))
 
-    def to(self, dtype: torch.dtype) -> None:
+    def compare_in(self, dtype: torch.dtype) -> None:
         for part in self.parts:
-            part.to(dtype)
+            part.compare_in(dtype)
 
     def draw(self, member: Tensor) -> Tensor:
         component = _choose(_cumulate(self.log_weights), member)
@@ -386,15 +335,14 @@ class _Scalars(Sampler):
         self.inner = inner
         super().__init__(inner.acceptance, inner.log_normalizer)
 
-    def to(self, dtype: torch.dtype) -> None:
-        self.inner.to(dtype)
+    def compare_in(self, dtype: torch.dtype) -> None:
+        self.inner.compare_in(dtype)
 
     def draw(self, member: Tensor) -> Tensor:
         return self.inner.draw(member).squeeze(-1)
 
 
-@_SAMPLERS.register(Exp, GaussianMixture)
-@_SAMPLERS.register(Activation, GaussianMixture)
+@_SAMPLERS.register(GaussianMixture, Activation)
 def _gaussian_mixture(network: Network) -> Sampler | None:
     base: Any = network.base
     return _batched_mixture(network, base.gaussians)
@@ -402,38 +350,27 @@ def _gaussian_mixture(network: Network) -> Sampler | None:
 
 def _batched_mixture(network: Network, components: Base) -> Sampler | None:
     base: Any = network.base
-    activation, _, weight, bias, form = network
-    apart = Network(
-        activation,
-        components,
-        weight.unsqueeze(-3),
-        bias.unsqueeze(-2),
-        type(form)(form.matrix.unsqueeze(-3)),
-    )
+    apart = network.over(components)
     log_weights = torch.atleast_2d(base.log_weights())
-    tensors = (weight.unsqueeze(-3)[..., 0, 0], bias.unsqueeze(-2)[..., 0], form.matrix[..., 0, :1])
-    batches = (tensor.shape for tensor in tensors)
-    shape = broadcast_shapes(log_weights.shape, components.batch_shape, *batches)
-    inner = sampler(flatten(apart, shape))
+    shape = broadcast_shapes(log_weights.shape, apart.batch_shape)
+    inner = sampler(apart.expand(shape).flatten())
     if inner is None:
         return None
     log_normalizer = inner.log_normalizer.expand(shape.numel()).reshape(shape)
     return MixtureSampler(log_weights + log_normalizer, [inner])
 
 
-@_SAMPLERS.register(Exp, Interval)
-@_SAMPLERS.register(FourierActivation, Interval)
+@_SAMPLERS.register(Interval, Activation)
 def _interval(network: Network) -> Sampler | None:
     base: Any = network.base
     inner = _batched_mixture(network, base.boxes)
     return None if inner is None else _Scalars(inner)
 
 
-@_SAMPLERS.register(Exp, Mixture)
-@_SAMPLERS.register(Activation, Mixture)
+@_SAMPLERS.register(Mixture, Activation)
 def _mixture(network: Network) -> Sampler | None:
     base: Any = network.base
-    parts = [sampler(network._replace(base=part)) for part in base.bases]
+    parts = [sampler(replace(network, base=part)) for part in base.bases]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None

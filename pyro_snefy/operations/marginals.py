@@ -1,0 +1,124 @@
+r"""Laws of some coordinates of a network, the others integrated out.
+
+.. math:: p(x_1) = \frac{\mu_1(x_1)}{Z} \int \left\| V \sigma(W_1 t_1(x_1) + W_2 t_2(x_2) + b)
+    \right\|^2 \mu_{2 | 1}(dx_2)
+
+The integral is a normaliser at the bias :math:`b + W_1 t_1(x_1)` (arXiv:2305.13552, section 3.2).
+A law of some coordinates is a pair of a network and the coordinates of it that are kept.
+"""
+
+__all__ = ["check_dims", "log_numerator", "marginal"]
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Size, Tensor
+
+from ..activations import Cos, Exp, Sin
+from ..kernels import Separable
+from ..network import Network
+from ..numerics.forms import Gram
+
+
+def check_dims(dims: Sequence[int], event_shape: Size) -> list[int]:
+    """Checks coordinates of a vector event, and makes them non-negative.
+
+    Arguments:
+        dims: The coordinates.
+        event_shape: The shape of the event.
+    """
+    if len(event_shape) != 1:
+        raise ValueError(f"Expected an event that is a vector, got event_shape {event_shape}.")
+    d = event_shape[0]
+    result = [dim + d if dim < 0 else dim for dim in dims]
+    if not result or len(set(result)) != len(result) or not all(0 <= k < d for k in result):
+        raise ValueError(
+            f"Expected dims to be distinct coordinates of an event of length {d}, got {list(dims)}."
+        )
+    return result
+
+
+def log_numerator(network: Network, dims: Sequence[int], values: Tensor) -> Tensor:
+    r"""The log-density of some coordinates, plus :math:`\log Z`.
+
+    Arguments:
+        network: The network of all coordinates.
+        dims: The coordinates, in ascending order; all or none of them, too.
+        values: Their values, in the support, with shape :math:`(*, \text{len(dims)})`.
+    """
+    if not dims:
+        return network.log_normalizer().expand(values.shape[:-1])
+    if len(dims) == network.base.event_shape[0]:
+        return network.to(values.dtype).log_density(values)
+    law = network.base.marginal(dims)
+    others = network.condition(dims, values.to(network.weight.dtype))
+    return law.log_density(values) + others.log_normalizer()
+
+
+def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]:
+    r"""The law of some coordinates, by the smallest network that there is for it.
+
+    Waves and exponentials leave a network of the kept coordinates alone: the normaliser over the
+    others is a quadratic form in functions of single biases, each of which is a neuron again.
+
+    Arguments:
+        network: The network of all coordinates.
+        dims: The coordinates that are kept.
+
+    Returns:
+        A network, and the coordinates of it that are kept, in their order.
+    """
+    joint = network, list(dims)
+    if len(dims) == network.base.event_shape[0]:
+        return joint
+    if not isinstance(network.activation, Cos | Sin | Exp):
+        return joint
+    wide = network.to(torch.float64)
+    base, weight, bias = wide.base, wide.weight, wide.bias
+    try:
+        law, regression = base.marginal(dims), base.regression(dims, weight)
+    except NotImplementedError:
+        return joint
+    kept, rest = weight[..., base.columns(dims)], weight[..., base.columns(base.others(dims))]
+    reference = law.example(weight)
+    if regression is not None:
+        # The law of the others moves with the values, and so do their preactivations.
+        slope = rest @ regression
+        kept = kept + slope
+        bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
+    others = replace(wide, base=base.conditional(dims, reference), weight=rest, bias=bias)
+    integral = others.kernel()
+    if not isinstance(integral, Separable):
+        return joint
+    neurons = _exponentials if isinstance(network.activation, Exp) else _waves
+    small = neurons(others, integral, kept)
+    small = replace(small, base=law, batch_shape=network.batch_shape).to(network.weight.dtype)
+    return small, list(range(len(dims)))
+
+
+def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network:
+    # Gram and biases take what is integrated out.
+    log_scale = integral.features(others.bias).log_scale
+    assert log_scale is not None and isinstance(others.activation, Exp)
+    gram = others.form.gram() * integral.blocks[0, 0]
+    bias = log_scale / others.activation.scale
+    return replace(others, weight=kept, bias=bias, form=Gram(gram))
+
+
+def _waves(others: Network, integral: Separable, kept: Tensor) -> Network:
+    # Each wave leaves two, the second a quarter of a turn ahead.
+    gram, mean = others.form.gram(), others.latent().base.mean(others.weight)
+    bias = others.bias + (others.weight * mean.unsqueeze(-2)).sum(-1)
+    blocks = {key: gram * block for key, block in integral.blocks.items()}
+    cross = blocks.get((0, 1), torch.zeros_like(gram))
+    first, second, cross = torch.broadcast_tensors(blocks[0, 0], blocks[1, 1], cross)
+    upper = torch.cat([first, cross], dim=-1)
+    lower = torch.cat([cross.mT, second], dim=-1)
+    return replace(
+        others,
+        weight=torch.cat([kept, kept], dim=-2),
+        bias=torch.cat([bias, bias + math.pi / 2], dim=-1),
+        form=Gram(torch.cat([upper, lower], dim=-2)),
+    )

@@ -1,0 +1,246 @@
+r"""Panels of quadrature that resolve the density of one coordinate."""
+
+__all__ = ["Neurons", "edges_and_atoms", "ends"]
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from ..activations import Activation, Exp, GaussianActivation
+from ..bases import (
+    Base,
+    Discrete,
+    GammaFamily,
+    Gaussian,
+    GaussianMixture,
+    Geometric,
+    Interval,
+    Mixture,
+    NormalFamily,
+    Poisson,
+    PoissonFamily,
+    Product,
+    UniformBox,
+)
+
+# A panel is six radians long. Sixteen nodes are exact there to 1e-11 where a panel is cut, and to
+# the last digit where it is whole.
+_RADIANS = 6.0
+# The mass of a normal law beyond twelve standard deviations, 4e-33, is negligible in float64.
+_REACH = 12.0
+# More panels than this would take too long.
+_MOST = 2**20
+
+
+class Neurons:
+    r"""How the preactivations depend on the coordinate :math:`x`: normal about a line.
+
+    Arguments:
+        activation: The activation.
+        slope: The slopes of their means, with shape :math:`(*, n)`.
+        zero: Where their means are zero, with shape :math:`(*, n)`.
+        width: Their standard deviations over their slopes, with shape :math:`(*, n)`.
+        crossings: Where the zeros of two neurons meet in what is integrated out, with shape
+            :math:`(*, C)`, or None.
+    """
+
+    def __init__(
+        self,
+        activation: Activation,
+        slope: Tensor,
+        zero: Tensor,
+        width: Tensor,
+        crossings: Tensor | None = None,
+    ) -> None:
+        self.activation, self.slope, self.zero, self.width = activation, slope, zero, width
+        self.crossings = crossings
+
+    @property
+    def rate(self) -> Tensor:
+        r"""How fast the square varies, in radians per unit of :math:`x`, with shape :math:`(*)`."""
+        return self.activation.resolution * self.slope.abs().amax(-1)
+
+    @property
+    def tilts(self) -> tuple[Tensor, Tensor]:
+        r"""The least and largest :math:`\eta` by which a density is tilted, and zero."""
+        if not isinstance(self.activation, Exp):
+            return (torch.zeros_like(self.rate),) * 2
+        eta = self.activation.resolution * self.slope
+        return eta.amin(-1).clamp(max=0), eta.amax(-1).clamp(min=0)
+
+
+def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
+    # Edges of panels from low to high, (*, P + 1), of at most the step.
+    count = int(((high - low) / step).amax().ceil().clamp(min=1))
+    if count > _MOST:
+        raise NotImplementedError(
+            f"A distribution function by quadrature would take {count} panels, more than {_MOST}: "
+            "expected smaller weights."
+        )
+    share = torch.linspace(0, 1, count + 1, dtype=low.dtype, device=low.device)
+    return low.unsqueeze(-1) + (high - low).unsqueeze(-1) * share
+
+
+@singledispatch
+def edges_and_atoms(base: Base, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    """Edges of panels, and atoms, of a base on the real line, each with shape (*, E)."""
+    raise NotImplementedError(f"{base} has no distribution function.")
+
+
+def _scalar(x: Tensor, base: Base) -> Tensor:
+    return x.squeeze(-1) if base.event_dim else x
+
+
+@edges_and_atoms.register
+def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    scale = base.covariance(neurons.slope)[..., 0, 0].sqrt()
+    loc = base.mean(neurons.slope)[..., 0]
+    down, up = (scale * tilt for tilt in neurons.tilts)
+    low, high = down - _REACH, up + _REACH
+    if isinstance(neurons.activation, GaussianActivation):
+        # A bend that begins far out leaves its mass there.
+        far = ((neurons.zero - loc.unsqueeze(-1)) / scale.unsqueeze(-1)).abs()
+        far = torch.where(far.isfinite(), far, 0.0).amax(-1).clamp(max=28.0)
+        low, high = low - far, high + far
+    step = _RADIANS / (scale * neurons.rate).clamp(min=2 * _RADIANS)
+    low, high, step = torch.broadcast_tensors(low, high, step)
+    edges = loc.unsqueeze(-1) + scale.unsqueeze(-1) * _grid(low, high, step)
+    return [edges, *_kinks(neurons)], []
+
+
+def _kinks(neurons: Neurons) -> list[Tensor]:
+    if neurons.activation.degree is None:
+        return []
+    zero = torch.where(neurons.zero.isfinite(), neurons.zero, 0.0)
+    width = torch.where(neurons.width.isfinite(), neurons.width, 0.0)
+    # A kink that is smoothed needs panels of the width of the smoothing.
+    steps = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
+    smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * steps
+    kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
+    return kinks if neurons.crossings is None else [*kinks, neurons.crossings]
+
+
+@edges_and_atoms.register
+def _(base: UniformBox, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    low, high = base.low[..., 0], base.high[..., 0]
+    low, high = torch.broadcast_tensors(low, high)
+    step = _RADIANS / neurons.rate.clamp(min=1e-30)
+    return [_grid(low, high, step), *_clamped(_kinks(neurons), low, high)], []
+
+
+def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
+    return [x.clamp(low.unsqueeze(-1), high.unsqueeze(-1)) for x in edges]
+
+
+@edges_and_atoms.register
+def _(base: Interval, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    spread = Neurons(
+        neurons.activation,
+        neurons.slope.unsqueeze(-2),
+        neurons.zero.unsqueeze(-2),
+        neurons.width.unsqueeze(-2),
+    )
+    edges, _ = edges_and_atoms(base.boxes, spread)
+    return [x.flatten(-2) for x in edges], []
+
+
+@edges_and_atoms.register
+def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    # The neurons have the components in their last batch dimension.
+    edges, _ = edges_and_atoms(base.gaussians, neurons)
+    return [x.flatten(-2) for x in edges], []
+
+
+@edges_and_atoms.register
+def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    shape, rate = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
+    shape = shape + 1
+    least, most = shape.amin(-1), shape.amax(-1)
+    low = (-45 / least - rate.amax(-1).log()).clamp(min=-700.0)
+    high = ((most + 12 * most.sqrt() + 60) / rate.amin(-1)).log()
+    step = (2 * most.rsqrt()).clamp(max=0.5)
+    return [_grid(low, high, step).exp()], []
+
+
+@edges_and_atoms.register
+def _(base: NormalFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    linear, quadratic = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
+    variance = -0.5 / quadratic
+    reach = torch.full_like(variance, _REACH)
+    grid = _grid(-reach, reach, torch.full_like(reach, 0.5))
+    loc, scale = (linear * variance).unsqueeze(-1), variance.sqrt().unsqueeze(-1)
+    return [(loc + scale * grid).flatten(-2)], []
+
+
+def _counts(most: Tensor) -> list[Tensor]:
+    count = int(most.max()) + 1
+    if count > _MOST:
+        raise NotImplementedError(
+            f"A distribution function would be a sum over {count} counts, more than {_MOST}."
+        )
+    return [torch.arange(count, dtype=most.dtype, device=most.device)]
+
+
+def _poisson_bound(rate: Tensor) -> Tensor:
+    return rate + 15 * rate.sqrt() + 60
+
+
+@edges_and_atoms.register
+def _(base: PoissonFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    largest = (neurons.activation.resolution * neurons.slope).amax(-1)
+    return [], _counts(_poisson_bound(largest.exp()))
+
+
+@edges_and_atoms.register
+def _(base: Poisson, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    return [], _counts(_poisson_bound(base.rate * neurons.tilts[1].exp()))
+
+
+@edges_and_atoms.register
+def _(base: Geometric, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    return [], _counts(60 / (-torch.log1p(-base.probs) - neurons.tilts[1]) + 60)
+
+
+@edges_and_atoms.register
+def _(base: Discrete, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    return [], [_scalar(base.points, base)]
+
+
+@edges_and_atoms.register
+def _(base: Mixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    found = [edges_and_atoms(part, neurons) for part in base.bases]
+    return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]
+
+
+@edges_and_atoms.register
+def _(base: Product, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    (factor,) = base.bases
+    return edges_and_atoms(factor, neurons)
+
+
+@singledispatch
+def ends(base: Base) -> list[Tensor]:
+    """Where the density of a base jumps on the real line, each with shape (*, E)."""
+    return []
+
+
+@ends.register
+def _(base: UniformBox) -> list[Tensor]:
+    return [base.low, base.high]
+
+
+@ends.register
+def _(base: Interval) -> list[Tensor]:
+    return [base.low, base.high]
+
+
+@ends.register
+def _(base: Mixture) -> list[Tensor]:
+    return [x for part in base.bases for x in ends(part)]
+
+
+@ends.register
+def _(base: Product) -> list[Tensor]:
+    (factor,) = base.bases
+    return ends(factor)
