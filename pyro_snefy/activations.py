@@ -41,6 +41,7 @@ class Activation:
 
     wide: ClassVar[bool] = False  # whether preactivations are to be in float64
     kink: ClassVar[bool] = False  # whether it is smooth but for z = 0
+    exponent: ClassVar[float | None] = None  # the s of an exponential e^{s z}
 
     @property
     def frequency(self) -> float:
@@ -262,6 +263,10 @@ class Exp(Activation):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"Exp: expected a finite scale > 0, got scale={self.scale!r}.")
+
+    @property
+    def exponent(self) -> float:  # type: ignore[override]
+        return self.scale
 
     @property
     def frequency(self) -> float:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .activations import Activation, Cis, Cos
-from .bases import Base
-from .bases.bounded import Pushforward
+from .bases import Base, Pushforward
 from .kernels import Kernel, kernel
 from .kernels.registry import is_narrow
 from .numerics.forms import Form, Gram, Readout
@@ -73,7 +72,7 @@ class Network(NamedTuple):
         """Some members of a flat batch; what they all share has no batch dimension, and stays."""
         return Network(
             self.activation,
-            self.base.take(member),
+            self.base.members(member),
             self.weight if self.weight.dim() == 2 else self.weight[member],
             self.bias if self.bias.dim() == 1 else self.bias[member],
             self.form if self.form.matrix.dim() == 2 else type(self.form)(self.form.matrix[member]),

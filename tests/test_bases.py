@@ -7,8 +7,7 @@ from torch import Size, Tensor
 from torch.testing import assert_close
 
 from pyro_snefy import bases
-from pyro_snefy.bases import Base, Gaussian, Standardized
-from pyro_snefy.bases.base import FourierBase, LaplaceBase
+from pyro_snefy.bases import Base, FourierBase, Gaussian, LaplaceBase, Standardized
 from tests.cases import BASES
 
 F64 = torch.float64
@@ -37,18 +36,18 @@ def test_map_follows_the_order_of_tensors(name: str) -> None:
 
 
 @EVERY
-def test_flatten_and_take(name: str) -> None:
+def test_flatten_and_members(name: str) -> None:
     base = BUILDERS[name]()
     batch = Size((2, 3))
     many = base.map_batches(lambda x, rank: x.expand(batch + x.shape[x.dim() - rank :]))
     flat = many.flatten(batch)
     index = torch.tensor([4, 0, 4, 5])
-    some = flat.take(index)
+    some = flat.members(index)
     for (_, before), (_, after) in zip(base.tensors(), some.tensors(), strict=True):
         assert_close(after, before.expand(after.shape))
     if any(True for _, _ in base.tensors()):
         assert some.batch_shape == (4,)
-    assert base.flatten(batch).take(index).batch_shape == base.batch_shape
+    assert base.flatten(batch).members(index).batch_shape == base.batch_shape
 
 
 # Draws of a member of the exponential family, tested by their statistics --------------------------

@@ -11,13 +11,19 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..numerics.linalg import broadcast_shapes, rows_matmul, take
-from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
+from .base import Partial, TensorField, cutoff_exp
+from .engines import FourierBase, LaplaceBase, Pairs
 
 _LOG_ROOT = math.log(2 * math.pi) / 2
 
 
 class Gaussian(FourierBase, LaplaceBase):
     r"""The normal law :math:`\mathcal{N}(m, C)` with :math:`t(x) = x`.
+
+    .. math:: \varphi(\omega) = e^{-\omega^\top C \omega / 2}, \quad
+        A(\eta) = \eta \cdot m + \tfrac{1}{2} \eta^\top C \eta
+
+    It has the most closed forms: Table 1 of Tsuchida, Ong and Sejdinovic, arXiv:2305.13552.
 
     Arguments:
         loc: The mean :math:`m`, with shape :math:`(*, d)`.
@@ -34,10 +40,10 @@ class Gaussian(FourierBase, LaplaceBase):
         torch.Size([])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "loc": constraints.real,
-        "scale": constraints.positive,
-        "scale_tril": constraints.lower_cholesky,
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "loc": TensorField(constraints.real, per_event=True),
+        "scale": TensorField(constraints.positive, per_event=True),
+        "scale_tril": TensorField(constraints.lower_cholesky, rank=2),
     }
 
     def __init__(
@@ -74,17 +80,14 @@ class Gaussian(FourierBase, LaplaceBase):
         batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
 
-    def _rank(self, name: str) -> int:
-        return 2 if name == "scale_tril" else self.event_dim
-
     @property
     def support(self) -> Any:
         return constraints.real_vector if self.event_dim else constraints.real
 
     def log_density(self, x: Tensor) -> Tensor:
         if self.scale_tril is not None:
-            # One inverse for all events. MultivariateNormal would round in traces of torch.jit,
-            # where sizes are tensors, and their products with numbers are in float32.
+            # One inverse for all events. torch's MultivariateNormal loses precision in traces of
+            # torch.jit, where a size is a tensor and its product with a number is in float32.
             eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
             inverse = torch.linalg.solve_triangular(self.scale_tril, eye, upper=False)
             white = rows_matmul(x - self.loc, inverse.mT)
@@ -99,7 +102,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     @property
     def factor(self) -> Tensor:
-        r"""A factor of :math:`C`, with shape :math:`(*, d, d)`, or its diagonal, :math:`(*, d)`."""
+        r"""The factor :math:`L` of :math:`C = L L^\top`, :math:`(*, d, d)`, or its diagonal."""
         return self._vector_scale() if self.scale_tril is None else self.scale_tril
 
     def covariance(self, like: Tensor) -> Tensor:
@@ -150,7 +153,8 @@ class Gaussian(FourierBase, LaplaceBase):
         return self._event(noise + self._white_rows(eta), eta)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # Along the weight, u^2 is chi-squared with three degrees of freedom.
+        # Along the weight, the density ∝ u^2 exp(-u^2 / 2): u^2 is chi-squared with three degrees
+        # of freedom.
         sign = torch.randint_like(weight[:, :1], 2) * 2 - 1
         along = sign * torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device).norm(
             dim=-1, keepdim=True
@@ -162,7 +166,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
         Arguments:
             weight: The weights, with shape :math:`(N, D)`.
-            along: The given values, in standard deviations, with shape :math:`(N,)`.
+            along: The given values in units of their standard deviation, with shape :math:`(N,)`.
         """
         white = self._white_rows(weight)
         norm = white.norm(dim=-1, keepdim=True)
@@ -175,7 +179,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
 
     def _event(self, noise: Tensor, like: Tensor) -> Tensor:
-        # The event m + L e, of standard normal noise e with shape (N, D).
+        # The event m + L e, for noise e with shape (N, D).
         if self.scale_tril is not None:
             offset = rows_matmul(noise, self.scale_tril.mT)
         else:
@@ -221,8 +225,8 @@ class Gaussian(FourierBase, LaplaceBase):
             base = Gaussian(self.loc * hidden, self._vector_scale() * hidden, validate_args=False)
             log_density = torch.where(observed, log_prob, 0.0).sum(-1)
             return Partial(base, torch.where(observed, x, 0.0), None, log_density)
-        # Masks in place of slices, so that all patterns are of one size: rows and columns of what
-        # is not observed are those of the identity.
+        # Masks in place of slices, so that all patterns have one size. In matrices of observed
+        # coordinates, rows and columns that are not observed are replaced by the identity.
         known = observed.to(x.dtype)  # (K, 1, d)
         eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         both = known.mT * known  # (K, d, d)
@@ -243,7 +247,8 @@ class Gaussian(FourierBase, LaplaceBase):
         return Partial(base, mean, None, -square / 2 - log_det.unsqueeze(-1))
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        # |w_i - w_j|^2 / 2 in the metric of C, as the difference of these two.
+        # W C Wᵀ and (|w_i|^2 + |w_j|^2) / 2 in the metric of C; |w_i ± w_j|^2 / 2 is the second
+        # plus or minus the first.
         square = self.quadratic(weight)
         norms = square.diagonal(dim1=-2, dim2=-1) / 2
         return square, norms.unsqueeze(-1) + norms.unsqueeze(-2)
@@ -255,12 +260,11 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def _vector_scale(self) -> Tensor:
         assert self.scale is not None
-        scale = self.scale if self.event_dim else self.scale.unsqueeze(-1)
-        return scale
+        return self.scale if self.event_dim else self.scale.unsqueeze(-1)
 
 
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    # With fewer operations than that of torch.
+    # With fewer operations than torch.distributions.Normal.
     white = (x - loc) / scale
     return torch.addcmul(-_LOG_ROOT - scale.log(), white, white, value=-0.5)
 

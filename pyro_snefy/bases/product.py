@@ -2,8 +2,8 @@ r"""Products of bases."""
 
 __all__ = ["Product"]
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -11,19 +11,22 @@ from torch import Size, Tensor
 from ..activations import Activation
 from ..constraints import product
 from ..numerics.linalg import broadcast_shapes, rows_matmul
-from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
+from .base import Base, Partial, check_bases
+from .engines import FourierBase, LaplaceBase, Pairs
 
-Self = TypeVar("Self", bound="Base")
 Complex = tuple[Tensor, Tensor | None]
 
 
 class Product(FourierBase, LaplaceBase):
     r"""The product :math:`\mu_1 \otimes \cdots \otimes \mu_K`, coordinates concatenated.
 
-    Real, bounded and discrete coordinates mix in one joint model.
+    .. math:: t(x) = (t_1(x_1), \ldots, t_K(x_K)), \quad
+        \varphi(\omega) = \prod_k \varphi_k(\omega_k), \quad A(\eta) = \sum_k A_k(\eta_k)
+
+    One joint model may have real, bounded and discrete coordinates.
 
     Arguments:
-        bases: The factors; scalar ones take one coordinate.
+        bases: The factors. A factor with scalar events takes one coordinate.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian, Poisson
@@ -32,21 +35,30 @@ class Product(FourierBase, LaplaceBase):
         torch.Size([3])
     """
 
+    base_fields = ("bases",)
+
     def __init__(self, bases: Sequence[Base]) -> None:
-        batch = check_parts(self, bases)
+        batch = check_bases(self, bases)
         self.bases = tuple(bases)
         self.lengths = [base.event_shape[0] if base.event_dim else 1 for base in bases]
         self.statistics = [base.num_statistics for base in bases]
         super().__init__(batch, Size((sum(self.lengths),)), sum(self.statistics), False)
 
     def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:
+        # The factors, each with its part of an event.
         pieces = x.split(self.lengths, dim=-1)
         return [
             (base, piece if base.event_dim else piece.squeeze(-1))
             for base, piece in zip(self.bases, pieces, strict=True)
         ]
 
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        # An event, from its parts.
+        pairs = zip(self.bases, pieces, strict=True)
+        return _concatenate([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs])
+
     def _blocks(self, rows: Tensor) -> list[tuple[Any, Tensor]]:
+        # The factors, each with its columns of weights, frequencies or natural parameters.
         return list(zip(self.bases, rows.split(self.statistics, dim=-1), strict=True))
 
     @property
@@ -61,38 +73,15 @@ class Product(FourierBase, LaplaceBase):
         parts = [base.weight_constraint(activation) for base in self.bases]
         return product(parts, self.statistics, event_dim=2)
 
-    def parts(self) -> tuple[Base, ...]:
-        return tuple(part for base in self.bases for part in base.parts())
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for k, base in enumerate(self.bases):
-            for name, value in base.tensors():
-                yield f"bases[{k}].{name}", value
-
-    def tensor_constraints(self) -> Iterator[Any]:
-        for base in self.bases:
-            yield from base.tensor_constraints()
-
-    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        assert isinstance(self, Product)
-        return type(self)([base.map(function) for base in self.bases])
-
-    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        assert isinstance(self, Product)
-        return type(self)([base.map_batches(function) for base in self.bases])
-
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self._join([base.cast(piece, dtype) for base, piece in self._pieces(x)])
-
-    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
-        pairs = zip(self.bases, pieces, strict=True)
-        return torch.cat([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs], dim=-1)
 
     def sample_member(self, eta: Tensor) -> Tensor:
         return self._join([base.sample_member(rows) for base, rows in self._blocks(eta)])
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # One factor after the other, those to come integrated out.
+        # Factor by factor: v is the sum of a known part, a part of this factor, and a part of
+        # the factors to come, which is integrated out.
         blocks = self._blocks(weight)
         spreads = [
             (rows_matmul(rows, base.covariance(rows)) * rows).sum(-1) for base, rows in blocks
@@ -110,8 +99,7 @@ class Product(FourierBase, LaplaceBase):
         return self._join(pieces)
 
     def example(self, like: Tensor) -> Tensor:
-        points = [(base.example(like), base.event_dim) for base in self.bases]
-        return self._concatenate([x if event_dim else x.unsqueeze(-1) for x, event_dim in points])
+        return self._join([base.example(like) for base in self.bases])
 
     def statistic(self, x: Tensor) -> Tensor:
         return torch.cat([base.statistic(piece) for base, piece in self._pieces(x)], dim=-1)
@@ -120,8 +108,20 @@ class Product(FourierBase, LaplaceBase):
         terms = [base.log_density(piece) for base, piece in self._pieces(x)]
         return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
+    def latent(self, like: Tensor) -> Base:
+        latents = [base.latent(like) for base in self.bases]
+        same = all(latent is base for latent, base in zip(latents, self.bases, strict=True))
+        return self if same else Product(latents)
+
+    def event(self, latent: Tensor) -> Tensor:
+        return self._join([base.event(piece) for base, piece in self._pieces(latent)])
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return self._join([base.to_latent(piece) for base, piece in self._pieces(x)])
+
     def _groups(self, dims: Sequence[int]) -> list[tuple[int, list[int]]]:
-        # Coordinates by factor, each relative to its factor, in the order of first appearance.
+        # Factors in the order of their first coordinate in dims, each with the coordinates of
+        # the factor that are in dims, counted from its first one.
         starts = [sum(self.lengths[:k]) for k in range(len(self.bases))]
         groups: list[tuple[int, list[int]]] = []
         for dim in dims:
@@ -203,10 +203,6 @@ class Product(FourierBase, LaplaceBase):
             torch.stack(log_densities).sum(0),
         )
 
-    def _concatenate(self, values: Sequence[Tensor]) -> Tensor:
-        batch = broadcast_shapes(*(value.shape[:-1] for value in values))
-        return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
-
     def mass(self, like: Tensor) -> Tensor:
         mass = like.new_ones(())
         for base, rows in self._blocks(like):
@@ -214,7 +210,7 @@ class Product(FourierBase, LaplaceBase):
         return mass
 
     def mean(self, like: Tensor) -> Tensor:
-        return self._concatenate([base.mean(rows) for base, rows in self._blocks(like)])
+        return _concatenate([base.mean(rows) for base, rows in self._blocks(like)])
 
     def covariance(self, like: Tensor) -> Tensor:
         return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
@@ -225,16 +221,14 @@ class Product(FourierBase, LaplaceBase):
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         blocks = self._blocks(omega)
         values = [base.characteristic(rows) for base, rows in blocks]
+        columns = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
         parts = []
         for k, (base, rows) in enumerate(blocks):
-            others = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
-            slope = base.characteristic_moment(rows)
-            real, imag = _multiply(
-                [(_zeros_if_none(*slope), slope[1]), *others[:k], *others[k + 1 :]]
-            )
-            parts.append((real, imag))
-        reals = self._concatenate([real for real, _ in parts])
-        return reals, self._concatenate([_zeros_if_none(imag, real) for real, imag in parts])
+            real, imag = base.characteristic_moment(rows)
+            slope = (_zeros_if_none(real, imag), imag)
+            parts.append(_multiply([slope, *columns[:k], *columns[k + 1 :]]))
+        reals = _concatenate([real for real, _ in parts])
+        return reals, _concatenate([_zeros_if_none(imag, real) for real, imag in parts])
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         pairs = [base.pair_characteristics(rows) for base, rows in self._blocks(weight)]
@@ -252,26 +246,33 @@ class Product(FourierBase, LaplaceBase):
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         moments = [base.member_moments(rows) for base, rows in self._blocks(eta)]
-        mean = self._concatenate([mean for mean, _ in moments])
+        mean = _concatenate([mean for mean, _ in moments])
         return mean, _block_diagonal([covariance for _, covariance in moments])
 
     def __repr__(self) -> str:
         return f"Product({list(self.bases)})"
 
 
+def _is_whole(base: Base, dims: list[int]) -> bool:
+    # All coordinates of a factor, in their order: it needs no marginal law of its own.
+    return not base.event_dim or dims == list(range(base.event_shape[0]))
+
+
 def _inner_columns(base: Base, dims: list[int]) -> list[int]:
-    # All coordinates of a factor, in their order, need nothing of it.
-    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
-    return list(range(base.num_statistics)) if whole else base.columns(dims)
+    return list(range(base.num_statistics)) if _is_whole(base, dims) else base.columns(dims)
 
 
 def _inner_marginal(base: Base, dims: list[int]) -> Base:
-    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
-    return base if whole else base.marginal(dims)
+    return base if _is_whole(base, dims) else base.marginal(dims)
 
 
 def _product(bases: list[Base]) -> Base:
     return bases[0] if len(bases) == 1 and bases[0].event_dim else Product(bases)
+
+
+def _concatenate(values: Sequence[Tensor]) -> Tensor:
+    batch = broadcast_shapes(*(value.shape[:-1] for value in values))
+    return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
 
 
 def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation, Cis, Cos
-from ..bases import Base, Discrete, Gaussian
-from ..bases.bounded import Pushforward
+from ..bases import Base, Discrete, Gaussian, Pushforward
 from ..kernels.registry import check_closed_form
 from ..network import Network
 from ..numerics.forms import Features, Gram, Readout

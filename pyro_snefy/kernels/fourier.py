@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
-from ..bases.base import FourierBase
+from ..bases.engines import FourierBase
 from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.bounded import Pushforward
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
+from ..bases.pushforward import Pushforward
 from ..numerics.bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
 from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise

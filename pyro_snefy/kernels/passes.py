@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..activations import Activation, Cos, Sin, Snake
-from ..bases.base import CUTOFF, FourierBase
+from ..bases.base import CUTOFF
+from ..bases.engines import FourierBase
 from ..bases.gaussian import Gaussian
 from ..fused import Fused
 from ..numerics.forms import Readout

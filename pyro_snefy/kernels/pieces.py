@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..activations import Activation, GaussianActivation, LeakyReLU, ReLU, Step
+from ..bases.box import Interval
 from ..bases.counts import Discrete
-from ..bases.mixture import Interval, Mixture
+from ..bases.mixture import Mixture
 from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel

@@ -89,7 +89,7 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         >>> closed_form(ReLU(), UniformSphere(3), bias=True)
         False
     """
-    entries = [_REGISTRY.find(type(activation), type(part)) for part in (base, *base.parts())]
+    entries = [_REGISTRY.find(type(activation), type(part)) for part in base.parts()]
     return all(entry is not None and (entry.bias or not bias) for entry in entries)
 
 

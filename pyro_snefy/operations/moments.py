@@ -31,10 +31,10 @@ from ..bases import (
     Mixture,
     Product,
     ProjectedGaussian,
+    Pushforward,
     Standardized,
     UniformSphere,
 )
-from ..bases.bounded import Pushforward
 from ..kernels import Separable
 from ..kernels.pieces import piecewise_moment
 from ..network import Network

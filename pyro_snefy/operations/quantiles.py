@@ -16,11 +16,11 @@ from torch import Size, Tensor
 
 from ..activations import Activation, Exp, GaussianActivation
 from ..bases.base import Base
-from ..bases.bounded import UniformBox
+from ..bases.box import Interval, UniformBox
 from ..bases.counts import Discrete, Geometric, Poisson
 from ..bases.families import GammaFamily, NormalFamily, PoissonFamily
 from ..bases.gaussian import Gaussian
-from ..bases.mixture import GaussianMixture, Interval, Mixture
+from ..bases.mixture import GaussianMixture, Mixture
 from ..bases.product import Product
 
 # Nodes of each panel. Over six radians, their polynomial is exact to 1e-11 even where a panel is

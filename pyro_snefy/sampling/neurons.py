@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..activations import FourierActivation, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.base import FourierBase
 from ..bases.counts import Geometric, Poisson
+from ..bases.engines import FourierBase
 from ..bases.gaussian import Gaussian
 from ..bases.sphere import UniformSphere
 from ..network import Network
@@ -47,7 +47,7 @@ class NeuronLaw:
     def _row(self, member: Tensor, neuron: Tensor) -> tuple[Any, Tensor, Tensor]:
         # Base, weight and bias of each row.
         _, base, weight, bias, _ = self.network
-        return base.take(member), pick(weight, member, neuron, 1), pick(bias, member, neuron)
+        return base.members(member), pick(weight, member, neuron, 1), pick(bias, member, neuron)
 
 
 def pick(x: Tensor, member: Tensor, neuron: Tensor, rank: int = 0) -> Tensor:
@@ -98,7 +98,7 @@ class BoundedLaw(NeuronLaw):
         c0, c2 = self._envelope(centre, spread)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            own, w, k0, k2 = base.take(rows), weight[rows], c0[rows], c2[rows]
+            own, w, k0, k2 = base.members(rows), weight[rows], c0[rows], c2[rows]
             x = own.sample_quadratic(w, k0, torch.zeros_like(k0), k2)
             v = (w * (own.statistic(x) - (mean[rows] if mean.dim() > 1 else mean))).sum(-1)
             bound = k0 + k2 * v.square()

@@ -9,10 +9,12 @@ import torch
 from torch import Size, Tensor
 
 from ..activations import Activation, Exp, FourierActivation
-from ..bases.base import Base, LaplaceBase, flatten_batch
-from ..bases.bounded import Pushforward
+from ..bases.base import Base, flatten_batch
+from ..bases.box import Interval
 from ..bases.counts import Discrete
-from ..bases.mixture import GaussianMixture, Interval, Mixture
+from ..bases.engines import LaplaceBase
+from ..bases.mixture import GaussianMixture, Mixture
+from ..bases.pushforward import Pushforward
 from ..kernels import Separable, kernel
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
@@ -108,7 +110,7 @@ def _choose(cumulative: Tensor, member: Tensor) -> Tensor:
 
 
 def _preactivations(network: Network, x: Tensor, member: Tensor) -> Tensor:
-    statistic = network.base.take(member).statistic(x)
+    statistic = network.base.members(member).statistic(x)
     weight = _at(network.weight, member, 2)
     return rows_matmul(statistic, weight.mT).add_(_at(network.bias, member, 1))
 
@@ -265,7 +267,7 @@ class PairSampler(RejectionSampler):
 
     def propose(self, member: Tensor) -> Tensor:
         activation: Any = self.network.activation
-        base: Any = self.network.base.take(member)
+        base: Any = self.network.base.members(member)
         first = _choose(self.cumulative, member)
         row = self.pairs[first] if self.pairs.dim() == 2 else self.pairs[member, first]
         sums = (row * _at(self.scale, member, 1)).cumsum(-1)
@@ -310,7 +312,7 @@ class PushforwardSampler(Sampler):
         self.inner.to(dtype)
 
     def draw(self, member: Tensor) -> Tensor:
-        return self.base.take(member).event(self.inner.draw(member))
+        return self.base.members(member).event(self.inner.draw(member))
 
 
 @_SAMPLERS.register(Exp, Discrete)

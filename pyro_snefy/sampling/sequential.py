@@ -11,10 +11,10 @@ from torch.autograd import Function
 
 from ..activations import Activation, ReLU, Step
 from ..bases.base import Base
-from ..bases.bounded import Pushforward, UniformBox, UniformCube
+from ..bases.box import UniformBox
 from ..bases.gaussian import Gaussian
 from ..bases.mixture import GaussianMixture
-from ..bases.standardized import Standardized
+from ..bases.pushforward import Pushforward, Standardized, UniformCube
 from ..constraints import is_real
 from ..numerics.linalg import broadcast_shapes
 from ..operations.quantiles import Line, Neurons, ends

@@ -1,8 +1,7 @@
-r"""Bases on cubes and boxes."""
+r"""Bases on boxes and intervals."""
 
-__all__ = ["Pushforward", "UniformBox", "UniformCube", "normal_cdf"]
+__all__ = ["Interval", "UniformBox"]
 
-import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -10,15 +9,36 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from ..constraints import intervals
 from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
 from ..numerics.linalg import broadcast_shapes
 from ..numerics.rejection import choose
-from .base import FourierBase, LaplaceBase, Pairs, Partial, check_dimension
-from .gaussian import Gaussian
+from .base import Base, Partial, TensorField
+from .engines import FourierBase, LaplaceBase
+from .mixture import BatchedMixture
 
 
-class UniformBox(FourierBase, LaplaceBase):
+class _Bounded(Base):
+    # A base with a lower and an upper end for each coordinate, or for each interval.
+    low: Tensor
+    high: Tensor
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not (self.low < self.high).all():
+            raise ValueError(
+                f"{type(self).__name__}: expected low < high, "
+                f"got low {self.low} and high {self.high}."
+            )
+
+
+class UniformBox(_Bounded, FourierBase, LaplaceBase):
     r"""The uniform law on a box :math:`[l, u]`, with :math:`t(x) = x`.
+
+    .. math:: \varphi(\omega) = \prod_k \frac{\sin(\omega_k h_k)}{\omega_k h_k}, \quad
+        A(\eta) = \eta \cdot c + \sum_k \log \frac{\sinh(\eta_k h_k)}{\eta_k h_k}
+
+    Here :math:`c = (l + u) / 2` and :math:`h = (u - l) / 2`.
 
     Arguments:
         low: The lower corner :math:`l`, with shape :math:`(*, d)`.
@@ -30,13 +50,10 @@ class UniformBox(FourierBase, LaplaceBase):
         torch.Size([2])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "low": constraints.real,
-        "high": constraints.real,
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "low": TensorField(constraints.real, per_event=True, fixed=True),
+        "high": TensorField(constraints.real, per_event=True, fixed=True),
     }
-    fixed = ("low", "high")  # the support
-
-    tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
 
     def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
         try:
@@ -50,13 +67,6 @@ class UniformBox(FourierBase, LaplaceBase):
             ) from None
         self.low, self.high = low, high
         super().__init__(shape[:-1], shape[-1:], shape[-1], validate_args)
-
-    def _validate(self) -> None:
-        super()._validate()
-        if not (self.low < self.high).all():
-            raise ValueError(
-                f"UniformBox: expected low < high, got low {self.low} and high {self.high}."
-            )
 
     @property
     def support(self) -> Any:
@@ -79,7 +89,7 @@ class UniformBox(FourierBase, LaplaceBase):
         return torch.diag_embed((self.high - self.low).square() / 12)
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
-        # sin(x) / x is the function 0F1(3/2; -x^2 / 4), smooth in x^2 with all its derivatives.
+        # sin(x) / x = 0F1(3/2; -x^2 / 4), which is smooth in x^2 with all its derivatives.
         return _product(hyp0f1_oscillating(1.5, (omega * self._half()).square())), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
@@ -110,7 +120,8 @@ class UniformBox(FourierBase, LaplaceBase):
         return (eta * mean + log_hyp0f1(1.5, (eta * self._half()).square())).sum(-1)
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        # Each coordinate is a truncated exponential variable, from the end where it is largest.
+        # Each coordinate is a truncated exponential variable. Its distance from the end where the
+        # density is largest comes from the inverse of its distribution function.
         length = self.high - self.low
         steep = eta.abs() * length
         uniform = torch.rand_like(eta)
@@ -120,8 +131,9 @@ class UniformBox(FourierBase, LaplaceBase):
         return torch.where(eta > 0, self.high - length * depth, self.low + length * depth)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # Averaged over the signs of all terms of v = Σ_k v_k, the square is Σ_k v_k^2: magnitudes
-        # are uniform but for one, and signs follow one after the other.
+        # With v = Σ_k v_k, the average of v^2 over all signs of the v_k is Σ_k v_k^2. So draw
+        # magnitudes first: one, chosen by its share, with density ∝ u^2, the others uniform. Then
+        # draw the signs one after the other.
         half = self._half().squeeze(-2)
         scale = (weight * half).abs()  # (N, d)
         size = torch.rand_like(scale)
@@ -141,14 +153,73 @@ class UniformBox(FourierBase, LaplaceBase):
         return self.mean(weight) + half * size * sign
 
 
-def normal_cdf(x: Tensor) -> Tensor:
-    r"""The standard normal distribution function, far into the lower tail."""
-    # torch's ndtr is zero below -9, even in float64.
-    return torch.special.erfc(x * -math.sqrt(0.5)) / 2
+class Interval(_Bounded, BatchedMixture):
+    r"""Lebesgue measure on an interval or a union of disjoint intervals, :math:`t(x) = x`.
+
+    It is a mixture of uniform laws, weighted by the lengths of the intervals.
+
+    Arguments:
+        low: The lower ends, a scalar or with shape :math:`(*, K)` for a union.
+        high: The upper ends, of the same shape.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Interval(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])).event_shape
+        torch.Size([])
+    """
+
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "low": TensorField(constraints.real, rank=1, fixed=True),
+        "high": TensorField(constraints.real, rank=1, fixed=True),
+    }
+
+    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
+        try:
+            low, high = torch.broadcast_tensors(low, high)
+        except RuntimeError:
+            raise ValueError(
+                "Interval: expected low and high of one shape, "
+                f"got {tuple(low.shape)} and {tuple(high.shape)}."
+            ) from None
+        self.low, self.high = torch.atleast_1d(low), torch.atleast_1d(high)
+        super().__init__(self.low.shape[:-1], Size(), 1, validate_args)
+
+    def _validate(self) -> None:
+        super()._validate()
+        low, order = self.low.sort(dim=-1)
+        if not (self.high.gather(-1, order)[..., :-1] <= low[..., 1:]).all():
+            raise ValueError(
+                f"Interval: expected disjoint intervals, got low {self.low} and high {self.high}."
+            )
+
+    @property
+    def support(self) -> Any:
+        if self.low.shape[-1] == 1:  # torch has a bijection from the reals to one interval
+            return constraints.interval(self.low[..., 0], self.high[..., 0])
+        return intervals(self.low, self.high)
+
+    @property
+    def boxes(self) -> UniformBox:
+        """The intervals as boxes of one dimension, in the last batch dimension of one base."""
+        return UniformBox(self.low.unsqueeze(-1), self.high.unsqueeze(-1), validate_args=False)
+
+    @property
+    def components(self) -> UniformBox:
+        return self.boxes
+
+    def log_weights(self) -> Tensor:
+        return (self.high - self.low).log()
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.low[..., 0]
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(broadcast_shapes(x.shape, self.batch_shape))
 
 
 def _product(x: Tensor) -> Tensor:
-    # The gradients of torch's prod and cumprod look for zeros, and wait for the device to do so.
+    # By halves: the gradients of torch's prod and cumprod look for zeros, and so wait for the
+    # device.
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         pairs = x[..., :half] * x[..., half : 2 * half]
@@ -157,7 +228,7 @@ def _product(x: Tensor) -> Tensor:
 
 
 def _product_of_others(x: Tensor) -> Tensor:
-    # Products over all coordinates but one; a quotient would divide by zeros.
+    # Products over all coordinates but one. A quotient of the full product would divide by zero.
     ones = torch.ones_like(x[..., :1])
     left = _cumulative_product(torch.cat([ones, x[..., :-1]], dim=-1))
     right = _cumulative_product(torch.cat([ones, x[..., 1:].flip(-1)], dim=-1)).flip(-1)
@@ -165,114 +236,9 @@ def _product_of_others(x: Tensor) -> Tensor:
 
 
 def _cumulative_product(x: Tensor) -> Tensor:
-    # Windows of doubling length; see _product.
+    # Products over windows of doubling length. See _product for why not torch's cumprod.
     length = 1
     while length < x.shape[-1]:
         before = torch.nn.functional.pad(x[..., :-length], (length, 0), value=1.0)
         x, length = x * before, 2 * length
     return x
-
-
-class Pushforward(FourierBase, LaplaceBase):
-    r"""A base whose statistic follows the law of another base, the latent one."""
-
-    def latent(self, like: Tensor) -> Any:
-        r"""The law of :math:`t(x)`, with the dtype and device of a tensor."""
-        raise NotImplementedError
-
-    def event(self, latent: Tensor) -> Tensor:
-        """Events, from events of the latent base."""
-        raise NotImplementedError
-
-    def to_latent(self, x: Tensor) -> Tensor:
-        """The events of the latent base, where they are functions of these."""
-        raise NotImplementedError(f"{self} has no coordinates of its own.")
-
-    def sample_member(self, eta: Tensor) -> Tensor:
-        return self.event(self.latent(eta).sample_member(eta))
-
-    def sample_square(self, weight: Tensor) -> Tensor:
-        return self.event(self.latent(weight).sample_square(weight))
-
-    def mass(self, like: Tensor) -> Tensor:
-        return self.latent(like).mass(like)
-
-    def mean(self, like: Tensor) -> Tensor:
-        return self.latent(like).mean(like)
-
-    def covariance(self, like: Tensor) -> Tensor:
-        return self.latent(like).covariance(like)
-
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.latent(omega).characteristic(omega)
-
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
-        return self.latent(omega).characteristic_moment(omega)
-
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
-        return self.latent(weight).pair_characteristics(weight)
-
-    def log_partition(self, eta: Tensor) -> Tensor:
-        return self.latent(eta).log_partition(eta)
-
-    def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self.latent(weight).pair_log_partitions(weight)
-
-    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError(f"{type(self).__name__} has no closed-form moments.")
-
-
-class UniformCube(Pushforward):
-    r"""The uniform law on :math:`[0, 1]^d`, with :math:`t(x) = \Phi^{-1}(x)`.
-
-    The statistic is standard normal, so that every kernel of a Gaussian base holds here.
-
-    Arguments:
-        d: The dimension.
-
-    Example:
-        >>> UniformCube(2).statistic(torch.tensor([0.5, 0.5]))
-        tensor([0., 0.])
-    """
-
-    def __init__(self, d: int) -> None:
-        check_dimension(self, d, 1)
-        super().__init__(Size(), Size((d,)), d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.independent(constraints.unit_interval, 1)
-
-    def example(self, like: Tensor) -> Tensor:
-        return like.new_full(self.event_shape, 0.5)
-
-    def statistic(self, x: Tensor) -> Tensor:
-        # The faces have measure zero, and no finite statistic: they stand for the nearest floats.
-        info = torch.finfo(x.dtype)
-        return torch.special.ndtri(x.clamp(min=info.tiny, max=1 - info.eps / 2))
-
-    def log_density(self, x: Tensor) -> Tensor:
-        return x.new_zeros(x.shape[:-1])
-
-    def marginal(self, dims: Sequence[int]) -> "UniformCube":
-        return UniformCube(len(dims))
-
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformCube":
-        return UniformCube(len(self.others(dims)))
-
-    def partial(self, x: Tensor, observed: Tensor) -> Partial:
-        statistic = torch.where(observed, self.statistic(x), 0.0)
-        return Partial(self, statistic, ~observed, x.new_zeros(x.shape[:-1]))
-
-    def event(self, latent: Tensor) -> Tensor:
-        return normal_cdf(latent)
-
-    def to_latent(self, x: Tensor) -> Tensor:
-        return self.statistic(x)
-
-    def latent(self, like: Tensor) -> Gaussian:
-        zeros = like.new_zeros(self.event_shape)
-        return Gaussian(zeros, torch.ones_like(zeros), validate_args=False)
-
-    def __repr__(self) -> str:
-        return f"UniformCube({self.num_statistics})"
