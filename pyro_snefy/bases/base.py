@@ -80,10 +80,6 @@ class TensorField(NamedTuple):
         rank: The number of dimensions that are neither batch nor event dimensions.
         per_event: Whether the event dimensions follow those: a value for each coordinate.
         fixed: Whether the tensor is part of the definition of the support, and never learnt.
-
-    Example:
-        >>> TensorField(constraints.positive, rank=1).fixed
-        False
     """
 
     constraint: Any
@@ -159,8 +155,7 @@ class Base:
         num_statistics: int,
         validate_args: bool | None = None,
     ) -> None:
-        self.batch_shape = batch_shape
-        self.event_shape = event_shape
+        self.batch_shape, self.event_shape = batch_shape, event_shape
         self.num_statistics = num_statistics
         if Distribution._validate_args if validate_args is None else validate_args:
             self._validate()
@@ -192,8 +187,6 @@ class Base:
     def weight_constraint(self, activation: Activation) -> Any:
         """The constraint that the weights of a SNEFY satisfy."""
         return constraints.independent(constraints.real, 2)
-
-    # Traversal ------------------------------------------------------------------------------------
 
     def _own_tensors(self) -> Iterator[tuple[str, Tensor, TensorField]]:
         for name, field in self.tensor_fields.items():
@@ -263,8 +256,6 @@ class Base:
         """Some bases of a flat batch, or the same base if there is no batch dimension."""
         return self.map_batches(lambda x, rank: x[index] if x.dim() > rank else x)
 
-    # Events ---------------------------------------------------------------------------------------
-
     def statistic(self, x: Tensor) -> Tensor:
         r"""The statistic :math:`t(x)`, with shape :math:`(*, D)`."""
         return x if self.event_dim else x.unsqueeze(-1)
@@ -298,8 +289,6 @@ class Base:
     def to_latent(self, x: Tensor) -> Tensor:
         """Events of the latent base, from events of this base."""
         return x
-
-    # Coordinates ----------------------------------------------------------------------------------
 
     def others(self, dims: Sequence[int]) -> list[int]:
         """The coordinates that are not among the given ones, in their order."""

@@ -107,13 +107,9 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         return self.marginal(self.others(dims))
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
-        log_density = -(self.high - self.low).log()
-        return Partial(
-            self,
-            torch.where(observed, x, 0.0),
-            ~observed,
-            torch.where(observed, log_density, 0.0).sum(-1).expand(x.shape[:-1]),
-        )
+        log_density = torch.where(observed, -(self.high - self.low).log(), 0.0).sum(-1)
+        known = torch.where(observed, x, 0.0)
+        return Partial(self, known, ~observed, log_density.expand(x.shape[:-1]))
 
     def log_partition(self, eta: Tensor) -> Tensor:
         mean = self.mean(eta).unsqueeze(-2)
@@ -199,13 +195,10 @@ class Interval(_Bounded, BatchedMixture):
         return intervals(self.low, self.high)
 
     @property
-    def boxes(self) -> UniformBox:
-        """The intervals as boxes of one dimension, in the last batch dimension of one base."""
+    def components(self) -> UniformBox:
         return UniformBox(self.low.unsqueeze(-1), self.high.unsqueeze(-1), validate_args=False)
 
-    @property
-    def components(self) -> UniformBox:
-        return self.boxes
+    boxes = components
 
     def log_weights(self) -> Tensor:
         return (self.high - self.low).log()

@@ -22,7 +22,8 @@ class FourierBase(Base):
     .. math:: \varphi(\omega) = \int e^{i \omega \cdot \tilde{t}} \, d\mu, \quad \tilde{t} = t - c
 
     Here :math:`c` is the mean of :math:`t` under :math:`\mu` normalised. A complex value is a pair
-    of real and imaginary part; None stands for a part that is zero.
+    of real and imaginary part; None stands for a part that is zero. Frequencies ``omega`` have the
+    shape :math:`(*, E, D)`, weights :math:`(*, n, D)`.
 
     A subclass must supply :meth:`mean`, :meth:`covariance` and :meth:`characteristic`; for
     activations with a linear part :meth:`characteristic_moment`; for samples :meth:`sample_square`
@@ -49,46 +50,23 @@ class FourierBase(Base):
         raise NotImplementedError
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
-        r"""The transform :math:`\int e^{i \omega \cdot \tilde{t}} \, d\mu`.
-
-        Arguments:
-            omega: The frequencies, with shape :math:`(*, E, D)`.
-
-        Returns:
-            Real and imaginary part, each with shape :math:`(*, E)`.
-        """
+        r"""The pair :math:`\varphi(\omega)`, with shape :math:`(*, E)`."""
         raise NotImplementedError
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
-        r"""The transform :math:`\int \tilde{t} \, e^{i \omega \cdot \tilde{t}} \, d\mu`.
-
-        Arguments:
-            omega: The frequencies, with shape :math:`(*, E, D)`.
-
-        Returns:
-            Real and imaginary part, each with shape :math:`(*, E, D)`.
-        """
+        r"""The pair :math:`\int \tilde{t} \, e^{i \omega \cdot \tilde{t}} d\mu`: :math:`(*, E, D)`."""
         raise NotImplementedError
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
-        r"""The characteristic function at all :math:`w_i - w_j`, and at all :math:`w_i + w_j`.
-
-        Arguments:
-            weight: The weights, with shape :math:`(*, n, D)`.
-
-        Returns:
-            Two pairs of real and imaginary part, each with shape :math:`(*, n, n)`.
-        """
+        r"""The pairs :math:`\varphi(w_i \mp w_j)`, with shape :math:`(*, n, n)`; minus is first."""
         left, right = weight.unsqueeze(-2), weight.unsqueeze(-3)
         return self._at_pairs(left - right), self._at_pairs(left + right)
 
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         n = omega.shape[-2]
         real, imag = self.characteristic(omega.flatten(-3, -2))
-        return (
-            real.unflatten(-1, (n, n)),
-            None if imag is None else imag.unflatten(-1, (n, n)),
-        )
+        imag = None if imag is None else imag.unflatten(-1, (n, n))
+        return real.unflatten(-1, (n, n)), imag
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         # An observed scalar: its weights are masked to zero, so that it integrates to its total
@@ -96,12 +74,9 @@ class FourierBase(Base):
         if self.event_dim:
             return None
         log_density = self.log_density(x) - self.mass(x).log()
-        return Partial(
-            self,
-            torch.where(observed, x, 0.0).unsqueeze(-1),
-            ~observed.unsqueeze(-1),
-            torch.where(observed, log_density, 0.0),
-        )
+        known = torch.where(observed, x, 0.0).unsqueeze(-1)
+        log_density = torch.where(observed, log_density, 0.0)
+        return Partial(self, known, ~observed.unsqueeze(-1), log_density)
 
     def sample_square(self, weight: Tensor) -> Tensor:
         r"""Draws from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.
@@ -125,14 +100,11 @@ class FourierBase(Base):
 
         Arguments:
             weight: The weights, with shape :math:`(N, D)`.
-            c0: The coefficients :math:`c_0`, with shape :math:`(N,)`.
-            c1: The coefficients :math:`c_1`, with shape :math:`(N,)`.
-            c2: The coefficients :math:`c_2`, with shape :math:`(N,)`.
+            c0, c1, c2: The coefficients, with shape :math:`(N,)`.
         """
         base: Any = self
         mean = base.mean(weight)
-        spread = base.covariance(weight)
-        square = (rows_matmul(weight, spread) * weight).sum(-1)  # E[v^2]
+        square = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1)  # E[v^2]
         root = square.sqrt()
         a0 = c0 + c1.abs() * root / 2
         a2 = torch.where(square > 0, c2 + c1.abs() / (2 * root), 0.0)
@@ -160,6 +132,8 @@ class LaplaceBase(Base):
 
     .. math:: A(\eta) = \log \int e^{\eta \cdot t(x)} \mu(dx)
 
+    Natural parameters ``eta`` have the shape :math:`(*, E, D)`, weights :math:`(*, n, D)`.
+
     A subclass must supply :meth:`log_partition`; :meth:`natural_constraint` if :math:`A` is
     infinite somewhere; for samples :meth:`sample_member`; for moments :meth:`member_moments`
     unless :math:`t(x) = x`.
@@ -171,7 +145,7 @@ class LaplaceBase(Base):
     """
 
     def natural_constraint(self, scale: float) -> Any:
-        r"""The constraint on :math:`w` under which :math:`A(2 s w)` is finite, for a scale `s`."""
+        r"""The constraint on :math:`w` for :math:`A(2 s w)` to be finite, with the scale `s`."""
         return constraints.independent(constraints.real, 1)
 
     def weight_constraint(self, activation: Activation) -> Any:
@@ -180,21 +154,11 @@ class LaplaceBase(Base):
         return constraints.independent(self.natural_constraint(activation.exponent), 1)
 
     def log_partition(self, eta: Tensor) -> Tensor:
-        r"""The log-partition function :math:`A(\eta) = \log \int e^{\eta \cdot t(x)} \mu(dx)`.
-
-        Arguments:
-            eta: The natural parameters, with shape :math:`(*, E, D)`.
-
-        Returns:
-            The values, with shape :math:`(*, E)`.
-        """
+        r"""The log-partition function :math:`A(\eta)`, with shape :math:`(*, E)`."""
         raise NotImplementedError
 
     def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         r"""The log-partition function at all pairs, split into scales and correlations.
-
-        Arguments:
-            weight: The weights, with shape :math:`(*, n, D)`.
 
         Returns:
             :math:`\frac{1}{2} A(2 w_i)`, with shape :math:`(*, n)`, and
@@ -224,20 +188,14 @@ class LaplaceBase(Base):
 
         The default is :math:`\nabla A` and :math:`\nabla^2 A`, which holds where :math:`t(x) = x`.
 
-        Arguments:
-            eta: The natural parameters, with shape :math:`(*, E, D)`.
-
         Returns:
-            The mean, with shape :math:`(*, E, d)`, and the covariance,
-            with shape :math:`(*, E, d, d)`.
+            The mean, with shape :math:`(*, E, d)`, and the covariance, :math:`(*, E, d, d)`.
         """
         with torch.enable_grad():
             batch = broadcast_shapes(self.batch_shape, eta.shape[:-2])
             eta = eta.expand(batch + eta.shape[-2:])
             eta = eta if eta.requires_grad else eta.detach().requires_grad_()
             (mean,) = torch.autograd.grad(self.log_partition(eta).sum(), eta, create_graph=True)
-            rows = [
-                torch.autograd.grad(component.sum(), eta, create_graph=True)[0]
-                for component in mean.unbind(-1)
-            ]
+            sums = (component.sum() for component in mean.unbind(-1))
+            rows = [torch.autograd.grad(total, eta, create_graph=True)[0] for total in sums]
         return mean, torch.stack(rows, dim=-1)

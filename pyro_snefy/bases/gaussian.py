@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from ..numerics.linalg import broadcast_shapes, rows_matmul, take
@@ -66,17 +66,23 @@ class Gaussian(FourierBase, LaplaceBase):
                 f"Gaussian: expected loc with shape (*, d), got {tuple(loc.shape)}; "
                 "scalar events need event_dim=0."
             )
-        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
-        if scale_tril is None:
-            assert scale is not None
-            shape = _broadcast("scale", loc.shape, scale.shape)
-        else:
-            if scale_tril.dim() < 2 or scale_tril.shape[-1] != scale_tril.shape[-2]:
+        if scale is not None:
+            name, other = "scale", scale.shape
+        elif scale_tril is not None:
+            name, other = "scale_tril", scale_tril.shape[:-1]
+            if not other or other[-1] != scale_tril.shape[-1]:
                 raise ValueError(
                     "Gaussian: expected scale_tril with shape (*, d, d), "
                     f"got {tuple(scale_tril.shape)}."
                 )
-            shape = _broadcast("scale_tril", loc.shape, scale_tril.shape[:-1])
+        try:
+            shape = broadcast_shapes(loc.shape, other)
+        except RuntimeError:
+            raise ValueError(
+                f"Gaussian: expected {name} to match loc with shape {tuple(loc.shape)}, "
+                f"got {tuple(other)}."
+            ) from None
+        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
         batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
 
@@ -130,10 +136,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         square, diagonal = self._split(weight)
-        return (
-            (cutoff_exp(square - diagonal), None),
-            (cutoff_exp(-square - diagonal), None),
-        )
+        return (cutoff_exp(square - diagonal), None), (cutoff_exp(-square - diagonal), None)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         mean = self.mean(eta).unsqueeze(-2)
@@ -155,11 +158,9 @@ class Gaussian(FourierBase, LaplaceBase):
     def sample_square(self, weight: Tensor) -> Tensor:
         # Along the weight, the density ∝ u^2 exp(-u^2 / 2): u^2 is chi-squared with three degrees
         # of freedom.
-        sign = torch.randint_like(weight[:, :1], 2) * 2 - 1
-        along = sign * torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device).norm(
-            dim=-1, keepdim=True
-        )
-        return self.sample_along(weight, along.squeeze(-1))
+        sign = torch.randint_like(weight[:, 0], 2) * 2 - 1
+        normal = torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device)
+        return self.sample_along(weight, sign * normal.norm(dim=-1))
 
     def sample_along(self, weight: Tensor, along: Tensor) -> Tensor:
         r"""Draws events given :math:`w \cdot (x - m)`.
@@ -189,15 +190,12 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
         if self.scale_tril is None:
-            scale = self._vector_scale()
-            loc = self.loc
+            loc, scale = self.loc, self._vector_scale()
             if loc.shape != scale.shape:
                 loc, scale = torch.broadcast_tensors(loc, scale)
             return Gaussian(take(loc, dims), take(scale, dims), validate_args=False)
-        covariance = self.covariance(self.loc)[..., dims, :][..., dims]
-        return Gaussian(
-            self.loc[..., dims], scale_tril=torch.linalg.cholesky(covariance), validate_args=False
-        )
+        factor = torch.linalg.cholesky(self.covariance(self.loc)[..., dims, :][..., dims])
+        return Gaussian(self.loc[..., dims], scale_tril=factor, validate_args=False)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Gaussian":
         others = self.others(dims)
@@ -241,9 +239,8 @@ class Gaussian(FourierBase, LaplaceBase):
         spread = torch.linalg.cholesky(left + both * eye) * (1 - known).mT
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # (K,)
         square = (offset * solved).sum(-1) + known.sum(-1) * math.log(2 * math.pi)
-        base = Gaussian(
-            torch.zeros_like(self.loc), scale_tril=spread.unsqueeze(-3), validate_args=False
-        )
+        zeros = torch.zeros_like(self.loc)
+        base = Gaussian(zeros, scale_tril=spread.unsqueeze(-3), validate_args=False)
         return Partial(base, mean, None, -square / 2 - log_det.unsqueeze(-1))
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -267,12 +264,3 @@ def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     # With fewer operations than torch.distributions.Normal.
     white = (x - loc) / scale
     return torch.addcmul(-_LOG_ROOT - scale.log(), white, white, value=-0.5)
-
-
-def _broadcast(name: str, loc: Size, other: Size) -> Size:
-    try:
-        return broadcast_shapes(loc, other)
-    except RuntimeError:
-        raise ValueError(
-            f"Gaussian: expected {name} to match loc with shape {tuple(loc)}, got {tuple(other)}."
-        ) from None

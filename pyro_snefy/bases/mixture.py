@@ -88,10 +88,8 @@ class MixtureBase(FourierBase, LaplaceBase):
         shift = shift.gather(-1, component.unsqueeze(-1)).squeeze(-1)
 
         def draw(base: Any, rows: Tensor) -> Tensor:
-            c1 = 2 * shift[rows]
-            return base.sample_quadratic(
-                weight[rows], shift[rows].square(), c1, torch.ones_like(c1)
-            )
+            own = shift[rows]
+            return base.sample_quadratic(weight[rows], own.square(), 2 * own, torch.ones_like(own))
 
         return self.scatter(component, draw)
 
@@ -134,13 +132,9 @@ class MixtureBase(FourierBase, LaplaceBase):
         offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
         phase = (offsets * omega.unsqueeze(-3)).sum(-1, keepdim=True)  # (*, K, E, 1)
         weights = self.log_weights().exp()[..., None, None]
-        return _rotated_sum(
-            weights * (slope_real + offsets * real.unsqueeze(-1)),
-            weights * (slope_imag + offsets * imag.unsqueeze(-1)),
-            phase.cos(),
-            phase.sin(),
-            dim=-3,
-        )
+        real = weights * (slope_real + offsets * real.unsqueeze(-1))
+        imag = weights * (slope_imag + offsets * imag.unsqueeze(-1))
+        return _rotated_sum(real, imag, phase.cos(), phase.sin(), dim=-3)
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         _, offsets, _ = self._centres(weight)
@@ -254,13 +248,10 @@ class GaussianMixture(BatchedMixture):
         return constraints.real_vector
 
     @property
-    def gaussians(self) -> Gaussian:
-        """The components, as one Gaussian base with the components in its last batch dimension."""
+    def components(self) -> Gaussian:
         return Gaussian(self.loc, self.scale, validate_args=False)
 
-    @property
-    def components(self) -> Gaussian:
-        return self.gaussians
+    gaussians = components
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)
@@ -280,9 +271,8 @@ class GaussianMixture(BatchedMixture):
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        base = ConditionalGaussianMixture(
-            logits, inner.base.loc, inner.base.factor, validate_args=False
-        )
+        loc, scale = inner.base.loc, inner.base.factor
+        base = ConditionalGaussianMixture(logits, loc, scale, validate_args=False)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
@@ -398,17 +388,14 @@ class Mixture(MixtureBase):
             value = base.log_density(torch.where(mask, x, base.example(x)))
             value = torch.where(inside, value + log_weight, -torch.inf)
             (atoms if base.is_discrete else diffuse).append(value)
-        if not diffuse:
-            return safe_logsumexp(_stack(atoms))
-        if not atoms:
-            return safe_logsumexp(_stack(diffuse))
-        # The diffuse components give no mass to an atom.
-        on_atom = safe_logsumexp(_stack(atoms))
-        return torch.where(on_atom > -torch.inf, on_atom, safe_logsumexp(_stack(diffuse)))
+        if not (atoms and diffuse):
+            return _log_sum(atoms or diffuse)
+        on_atom = _log_sum(atoms)  # the diffuse components give no mass to an atom
+        return torch.where(on_atom > -torch.inf, on_atom, _log_sum(diffuse))
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.bases)})"
 
 
-def _stack(values: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*values), dim=-1)
+def _log_sum(values: list[Tensor]) -> Tensor:
+    return safe_logsumexp(torch.stack(torch.broadcast_tensors(*values), dim=-1))

@@ -91,9 +91,8 @@ class Product(FourierBase, LaplaceBase):
         pieces = []
         for (base, rows), spread in zip(blocks, spreads, strict=True):
             rest = (rest - spread).clamp(min=0)
-            x = base.sample_quadratic(
-                rows, total.square() + rest, 2 * total, torch.ones_like(total)
-            )
+            c0, one = total.square() + rest, torch.ones_like(total)
+            x = base.sample_quadratic(rows, c0, 2 * total, one)
             total = total + (rows * (base.statistic(x) - base.mean(rows))).sum(-1)
             pieces.append(x)
         return self._join(pieces)
@@ -102,11 +101,10 @@ class Product(FourierBase, LaplaceBase):
         return self._join([base.example(like) for base in self.bases])
 
     def statistic(self, x: Tensor) -> Tensor:
-        return torch.cat([base.statistic(piece) for base, piece in self._pieces(x)], dim=-1)
+        return _concatenate([base.statistic(piece) for base, piece in self._pieces(x)])
 
     def log_density(self, x: Tensor) -> Tensor:
-        terms = [base.log_density(piece) for base, piece in self._pieces(x)]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+        return _sum([base.log_density(piece) for base, piece in self._pieces(x)])
 
     def latent(self, like: Tensor) -> Base:
         latents = [base.latent(like) for base in self.bases]
@@ -158,49 +156,36 @@ class Product(FourierBase, LaplaceBase):
         return _product(left)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
-        groups = dict(self._groups(dims))
-        others = dict(self._groups(self.others(dims)))
-        rows = []
-        for k, base in enumerate(self.bases):
-            if k in others:
-                matrix = base.regression(groups[k], like) if k in groups else None
-                rows.append((len(_inner_columns(base, others[k])), k, matrix))
-        if all(matrix is None for _, _, matrix in rows):
+        given, others = dict(self._groups(dims)), dict(self._groups(self.others(dims)))
+        found = {k: self.bases[k].regression(given[k], like) for k in others if k in given}
+        if all(matrix is None for matrix in found.values()):
             return None
-        blocks = [
-            [
-                matrix
-                if j == k and matrix is not None
-                else like.new_zeros((size, len(_inner_columns(self.bases[j], inner))))
-                for j, inner in groups.items()
+        rows = []
+        for k, inner in others.items():  # factors are independent of each other
+            size = len(_inner_columns(self.bases[k], inner))
+            blocks = [
+                like.new_zeros((size, len(_inner_columns(self.bases[j], own))))
+                if j != k or (matrix := found[k]) is None
+                else matrix
+                for j, own in given.items()
             ]
-            for size, k, matrix in rows
-        ]
-        batch = broadcast_shapes(*(x.shape[:-2] for row in blocks for x in row))
-        return torch.cat(
-            [torch.cat([x.expand(batch + x.shape[-2:]) for x in row], -1) for row in blocks], -2
-        )
+            rows.append(_concatenate(blocks).mT)
+        return _concatenate(rows).mT
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         masks = observed.split(self.lengths, dim=-1)
-        partials = []
+        partials, kept = [], []
         for (base, piece), mask in zip(self._pieces(x), masks, strict=True):
             partial = base.partial(piece, mask if base.event_dim else mask.squeeze(-1))
             if partial is None:
                 return None
             partials.append(partial)
-        log_densities = torch.broadcast_tensors(*(partial.log_density for partial in partials))
+            kept.append(torch.ones_like(mask) if partial.mask is None else partial.mask)
         return Partial(
             Product([partial.base for partial in partials]),
             torch.cat([partial.statistic for partial in partials], dim=-1),
-            torch.cat(
-                [
-                    torch.ones_like(mask) if partial.mask is None else partial.mask
-                    for partial, mask in zip(partials, masks, strict=True)
-                ],
-                dim=-1,
-            ),
-            torch.stack(log_densities).sum(0),
+            torch.cat(kept, dim=-1),
+            _sum([partial.log_density for partial in partials]),
         )
 
     def mass(self, like: Tensor) -> Tensor:
@@ -235,14 +220,11 @@ class Product(FourierBase, LaplaceBase):
         return _multiply([minus for minus, _ in pairs]), _multiply([plus for _, plus in pairs])
 
     def log_partition(self, eta: Tensor) -> Tensor:
-        terms = [base.log_partition(rows) for base, rows in self._blocks(eta)]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+        return _sum([base.log_partition(rows) for base, rows in self._blocks(eta)])
 
     def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         terms = [base.pair_log_partitions(rows) for base, rows in self._blocks(weight)]
-        scales = torch.broadcast_tensors(*(scale for scale, _ in terms))
-        pairs = torch.broadcast_tensors(*(pair for _, pair in terms))
-        return torch.stack(scales).sum(0), torch.stack(pairs).sum(0)
+        return _sum([scale for scale, _ in terms]), _sum([pair for _, pair in terms])
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         moments = [base.member_moments(rows) for base, rows in self._blocks(eta)]
@@ -273,6 +255,10 @@ def _product(bases: list[Base]) -> Base:
 def _concatenate(values: Sequence[Tensor]) -> Tensor:
     batch = broadcast_shapes(*(value.shape[:-1] for value in values))
     return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
 def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:
