@@ -113,9 +113,9 @@ class Base:
     r"""A measure :math:`\mu` on an event space, with a statistic :math:`t(x)`.
 
     Bases are immutable values. The batch dimensions of their tensors are on the left, and
-    broadcast with those of the parameters of a :class:`~pyro_snefy.SNEFY`. They are the
-    :math:`\mu` and :math:`t` of Tsuchida, Ong and Sejdinovic, "Squared Neural Families: A New
-    Class of Tractable Density Models", arXiv:2305.13552.
+    broadcast with the batch dimensions of a :class:`~pyro_snefy.SNEFY`. The notation follows
+    Tsuchida, Ong and Sejdinovic, "Squared Neural Families: A New Class of Tractable Density
+    Models", arXiv:2305.13552.
 
     **Implementing a base**
 

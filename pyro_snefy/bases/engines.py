@@ -54,7 +54,7 @@ class FourierBase(Base):
         raise NotImplementedError
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
-        r"""The pair :math:`\int \tilde{t} \, e^{i \omega \cdot \tilde{t}} d\mu`: :math:`(*, E, D)`."""
+        r"""The pair :math:`-i \nabla \varphi(\omega)`, with shape :math:`(*, E, D)`."""
         raise NotImplementedError
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:

@@ -23,8 +23,8 @@ class Pushforward(FourierBase, LaplaceBase):
     Kernels and samplers work on the latent base; :meth:`event` maps its events back.
 
     A subclass must supply :meth:`latent` and :meth:`event`, besides what every
-    :class:`~pyro_snefy.bases.Base` supplies, and :meth:`to_latent` where events determine those
-    of the latent base.
+    :class:`~pyro_snefy.bases.Base` supplies, and :meth:`to_latent` where an event of this base
+    determines the latent event.
 
     Example:
         >>> UniformCube(2).latent(torch.zeros(()))
