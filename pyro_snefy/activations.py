@@ -41,6 +41,7 @@ class Activation:
 
     needs_float64: ClassVar[bool] = False  # preactivations in float32 would lose digits
     is_complex: ClassVar[bool] = False  # complex readouts and Hermitian grams are allowed
+    exponent: ClassVar[float | None] = None  # the s of an exponential e^{s z}
 
     @property
     def resolution(self) -> float:
@@ -278,6 +279,10 @@ class Exp(Activation):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(f"Exp: expected a finite scale > 0, got scale={self.scale!r}.")
+
+    @property
+    def exponent(self) -> float:  # type: ignore[override]
+        return self.scale
 
     @property
     def resolution(self) -> float:

@@ -6,9 +6,15 @@ from scipy import stats
 from torch import Size, Tensor
 from torch.testing import assert_close
 
-from pyro_snefy import bases
-from pyro_snefy.bases import Base, Gaussian, Standardized
-from pyro_snefy.bases.base import FourierBase, LaplaceBase
+from pyro_snefy import SNEFY, bases
+from pyro_snefy.bases import (
+    Base,
+    FourierBase,
+    Gaussian,
+    LaplaceBase,
+    Pushforward,
+    Standardized,
+)
 from tests.cases import BASES
 
 F64 = torch.float64
@@ -37,18 +43,86 @@ def test_map_follows_the_order_of_tensors(name: str) -> None:
 
 
 @EVERY
-def test_flatten_and_take(name: str) -> None:
+def test_flatten_and_members(name: str) -> None:
     base = BUILDERS[name]()
     batch = Size((2, 3))
     many = base.map_batches(lambda x, rank: x.expand(batch + x.shape[x.dim() - rank :]))
     flat = many.flatten(batch)
     index = torch.tensor([4, 0, 4, 5])
-    some = flat.take(index)
+    some = flat.members(index)
     for (_, before), (_, after) in zip(base.tensors(), some.tensors(), strict=True):
         assert_close(after, before.expand(after.shape))
     if any(True for _, _ in base.tensors()):
         assert some.batch_shape == (4,)
-    assert base.flatten(batch).take(index).batch_shape == base.batch_shape
+    assert base.flatten(batch).members(index).batch_shape == base.batch_shape
+
+
+# Latent bases, through which a statistic is known ------------------------------------------------
+
+
+def _scalar() -> Gaussian:
+    return Gaussian(torch.tensor(0.3, dtype=F64), torch.tensor(1.2, dtype=F64), event_dim=0)
+
+
+def _moved(loc: Tensor) -> Base:
+    return Standardized(_scalar(), loc, torch.tensor(2.0, dtype=F64))
+
+
+@EVERY
+def test_events_are_mapped_to_those_of_the_latent_base(name: str) -> None:
+    base = BUILDERS[name]()
+    like = torch.zeros((), dtype=F64)
+    assert base.latent(like) is base or isinstance(base, Pushforward)
+    x = base.example(like).expand(base.event_shape)
+    if name != "ProjectedGaussian":  # the radius is not a function of the direction
+        assert_close(base.event(base.to_latent(x)), x)
+        assert_close(base.latent(like).statistic(base.to_latent(x)), base.statistic(x))
+
+
+def test_latent_base_of_a_product() -> None:
+    """Factor by factor, with the batch dimensions of all factors."""
+    loc = torch.tensor([1.0, -1.0], dtype=F64)
+    poisson = bases.Poisson(torch.tensor(2.0, dtype=F64))
+    product = bases.Product([bases.UniformCube(2), poisson, _moved(loc)])
+    latent = product.latent(loc)
+    assert isinstance(latent, bases.Product)
+    assert [type(base) for base in latent.bases] == [Gaussian, bases.Poisson, Gaussian]
+    assert latent.latent(loc) is latent
+    assert [type(part) for part in product.parts()] == [bases.Product] + [
+        type(base) for base in latent.bases
+    ]
+    x = torch.tensor([0.2, 0.7, 3.0, 0.5], dtype=F64)
+    z = product.to_latent(x)
+    assert z.shape == (2, 4)
+    assert_close(product.event(z), x.expand(2, 4))
+    assert_close(latent.statistic(z), product.statistic(x))
+
+
+@pytest.mark.parametrize("base", [bases.UniformCube(1), bases.ProjectedGaussian(2)], ids=str)
+def test_mixtures_have_one_statistic(base: Base) -> None:
+    with pytest.raises(ValueError, match=f"one statistic.*got.*{type(base).__name__}"):
+        bases.Mixture(torch.zeros(1), [base])
+
+
+@pytest.mark.parametrize("base", [bases.GammaFamily(), bases.DirichletFamily(2)], ids=str)
+def test_statistic_of_a_mixture(base: Base) -> None:
+    x = base.example(torch.zeros(()))
+    assert_close(bases.Mixture(torch.zeros(2), [base, base]).statistic(x), base.statistic(x))
+
+
+def test_partial_of_a_standardized_base() -> None:
+    """One factor moved, or all coordinates at once: against the marginal law."""
+    torch.manual_seed(0)
+    weight, bias, readout = (torch.randn(*s, dtype=F64) for s in ((4, 3), (4,), (2, 4)))
+    inner = Gaussian(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
+    whole = Standardized(inner, torch.randn(3, dtype=F64), torch.rand(3, dtype=F64) + 0.5)
+    poisson = bases.Poisson(torch.tensor(2.0, dtype=F64))
+    product = bases.Product([_moved(torch.tensor(1.0, dtype=F64)), poisson, _scalar()])
+    row = torch.tensor([[0.7, 2.0, torch.nan]], dtype=F64)
+    for base in (whole, product):
+        law = SNEFY(weight, bias, readout, base=base)
+        expected = law.marginal([0, 1]).log_prob(row[:, :2])
+        assert_close(law.partially_observed().log_prob(row), expected)
 
 
 # Draws of a member of the exponential family, tested by their statistics --------------------------

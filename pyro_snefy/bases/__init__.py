@@ -20,17 +20,19 @@ __all__ = [
     "ProjectedGaussian",
     "Pushforward",
     "Standardized",
+    "TensorField",
     "UniformBox",
     "UniformCube",
     "UniformSphere",
 ]
 
-from .base import Base, FourierBase, LaplaceBase
-from .bounded import Pushforward, UniformBox, UniformCube
+from .base import Base, TensorField
+from .box import Interval, UniformBox
 from .counts import Discrete, Geometric, PointMass, Poisson
+from .engines import FourierBase, LaplaceBase
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian
-from .mixture import GaussianMixture, Interval, Mixture
+from .mixture import GaussianMixture, Mixture
 from .product import Product
+from .pushforward import Pushforward, Standardized, UniformCube
 from .sphere import ProjectedGaussian, UniformSphere
-from .standardized import Standardized

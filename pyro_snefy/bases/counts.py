@@ -11,7 +11,8 @@ from torch.distributions import constraints
 
 from ..constraints import finite_set
 from ..numerics.rejection import choose
-from .base import FourierBase, LaplaceBase
+from .base import TensorField
+from .engines import FourierBase, LaplaceBase
 
 
 def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,19 +20,35 @@ def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
     return modulus * phase.cos(), modulus * phase.sin()
 
 
-def _sample_square(base: Any, weight: Tensor) -> Tensor:
-    counts = torch.arange(base.most_counts(), dtype=weight.dtype, device=weight.device)
-    base = base.map_batches(lambda x, rank: x.unsqueeze(-1))
-    masses = base.log_density(counts).exp() * (counts - base.mean(counts).squeeze(-1)).square()
-    total = masses.cumsum(-1)  # (X,) or (N, X)
-    uniform = torch.rand_like(weight)  # (N, 1)
-    if total.dim() == 1:
-        return counts[torch.searchsorted(total, uniform.squeeze(-1) * total[-1])]
-    return counts[torch.searchsorted(total, uniform * total[:, -1:]).squeeze(-1)]
+class _Counts(FourierBase, LaplaceBase):
+    # A law on 0, 1, 2, … with t(x) = x.
+    is_discrete = True
+
+    @property
+    def support(self) -> Any:
+        return constraints.nonnegative_integer
+
+    def most_counts(self) -> int:
+        """A number of counts, from zero on, beyond which no random number resolves the mass."""
+        raise NotImplementedError
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # By the table of all masses times (x - c)^2.
+        counts = torch.arange(self.most_counts(), dtype=weight.dtype, device=weight.device)
+        base = self.map_batches(lambda x, rank: x.unsqueeze(-1))
+        masses = base.log_density(counts).exp() * (counts - base.mean(counts).squeeze(-1)).square()
+        total = masses.cumsum(-1)  # (X,) or (N, X)
+        uniform = torch.rand_like(weight)  # (N, 1)
+        if total.dim() == 1:
+            return counts[torch.searchsorted(total, uniform.squeeze(-1) * total[-1])]
+        return counts[torch.searchsorted(total, uniform * total[:, -1:]).squeeze(-1)]
 
 
-class Poisson(FourierBase, LaplaceBase):
-    r"""The Poisson law, with :math:`t(x) = x`.
+class Poisson(_Counts):
+    r"""The Poisson law :math:`\lambda^x e^{-\lambda} / x!`, with :math:`t(x) = x`.
+
+    .. math:: \varphi(\omega) = e^{\lambda (e^{i \omega} - 1 - i \omega)}, \quad
+        A(\eta) = \lambda (e^\eta - 1)
 
     Arguments:
         rate: The rate :math:`\lambda`, with shape :math:`(*)`.
@@ -42,17 +59,11 @@ class Poisson(FourierBase, LaplaceBase):
         tensor(-2.)
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {"rate": constraints.positive}
-    tensor_ranks: ClassVar[dict[str, int]] = {"rate": 0}
-    is_discrete = True
+    tensor_fields: ClassVar[dict[str, TensorField]] = {"rate": TensorField(constraints.positive)}
 
     def __init__(self, rate: Tensor, *, validate_args: bool | None = None) -> None:
         self.rate = rate
         super().__init__(rate.shape, Size(), 1, validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.nonnegative_integer
 
     def log_density(self, x: Tensor) -> Tensor:
         return torch.xlogy(x, self.rate) - self.rate - (x + 1).lgamma()
@@ -70,7 +81,7 @@ class Poisson(FourierBase, LaplaceBase):
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         real, imag = (part.unsqueeze(-1) for part in self.characteristic(omega))
         rate = self.rate[..., None, None]
-        # E[(x - rate) e^{i w (x - rate)}] = rate (e^{i w} - 1) times the characteristic function.
+        # E[(x - λ) e^{iω(x - λ)}] = λ (e^{iω} - 1) φ(ω).
         a, b = -2 * rate * (omega / 2).sin().square(), rate * omega.sin()
         return a * real - b * imag, a * imag + b * real
 
@@ -80,16 +91,15 @@ class Poisson(FourierBase, LaplaceBase):
     def sample_member(self, eta: Tensor) -> Tensor:
         return torch.poisson(self.rate * eta.squeeze(-1).exp())
 
-    def sample_square(self, weight: Tensor) -> Tensor:
-        return _sample_square(self, weight)
-
     def most_counts(self) -> int:
-        """How many counts there are but for less mass than any random number resolves."""
         return int((self.rate + 15 * self.rate.sqrt()).max()) + 61
 
 
-class Geometric(FourierBase, LaplaceBase):
-    r"""The geometric law, of masses :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`.
+class Geometric(_Counts):
+    r"""The geometric law :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`, with :math:`t(x) = x`.
+
+    .. math:: \varphi(\omega) = \frac{p \, e^{-i \omega c}}{1 - (1 - p) e^{i \omega}}, \quad
+        c = \frac{1 - p}{p}, \quad A(\eta) = \log \frac{p}{1 - (1 - p) e^\eta}
 
     With ``Exp(s)``, weights are below :math:`-\log(1 - p) / 2s`.
 
@@ -102,9 +112,9 @@ class Geometric(FourierBase, LaplaceBase):
         tensor(-0.6931)
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {"probs": constraints.unit_interval}
-    tensor_ranks: ClassVar[dict[str, int]] = {"probs": 0}
-    is_discrete = True
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "probs": TensorField(constraints.unit_interval)
+    }
 
     def __init__(self, probs: Tensor, *, validate_args: bool | None = None) -> None:
         self.probs = probs
@@ -114,10 +124,6 @@ class Geometric(FourierBase, LaplaceBase):
         super()._validate()
         if not ((self.probs > 0) & (self.probs < 1)).all():
             raise ValueError(f"Geometric: expected 0 < probs < 1, got {self.probs}.")
-
-    @property
-    def support(self) -> Any:
-        return constraints.nonnegative_integer
 
     def natural_constraint(self, scale: float) -> Any:
         bound = -torch.log1p(-self.probs)[..., None, None] / (2 * scale)
@@ -143,13 +149,13 @@ class Geometric(FourierBase, LaplaceBase):
         omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
         modulus, phase = self._denominator(omega, probs)
         mean = (1 - probs) / probs
-        # E[x e^{iwx}] = p r e^{iw} / (1 - r e^{iw})^2, then centred.
+        # E[x e^{iωx}] = p r e^{iω} / (1 - r e^{iω})^2 with r = 1 - p, then centred.
         a, b = _polar((probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega)
         return (a - mean * real).unsqueeze(-1), (b - mean * imag).unsqueeze(-1)
 
     @staticmethod
     def _denominator(omega: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        # Log-modulus and phase of 1 - r e^{iw}, without cancellation for small w.
+        # Log-modulus and phase of 1 - (1 - p) e^{iω}, without cancellation for small ω.
         real = probs + 2 * (1 - probs) * (omega / 2).sin().square()
         imag = -(1 - probs) * omega.sin()
         return (real.square() + imag.square()).log() / 2, torch.atan2(imag, real)
@@ -160,22 +166,18 @@ class Geometric(FourierBase, LaplaceBase):
         return probs.log() - (-exponent.expm1()).log()
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        # The integer part of an exponential variable.
+        # The integer part of an exponential variable follows a geometric law.
         rate = -torch.log1p(-self.probs) - eta.squeeze(-1)
         return (torch.empty_like(rate).exponential_() / rate).floor()
 
-    def sample_square(self, weight: Tensor) -> Tensor:
-        return _sample_square(self, weight)
-
     def most_counts(self) -> int:
-        """How many counts there are but for less mass than any random number resolves."""
         return int((-60 / torch.log1p(-self.probs)).max()) + 61
 
 
 class Discrete(FourierBase, LaplaceBase):
     r"""Masses on a finite set of points, with :math:`t(x) = x`.
 
-    Every activation has a closed form here: a sum.
+    Every activation has a closed form here: a sum over the points.
 
     Arguments:
         points: The points, with shape :math:`(K,)` for scalar events and :math:`(K, d)` for
@@ -188,12 +190,10 @@ class Discrete(FourierBase, LaplaceBase):
         torch.Size([])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "points": constraints.real,
-        "masses": constraints.positive,
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "points": TensorField(constraints.real, rank=1, per_event=True, fixed=True),
+        "masses": TensorField(constraints.positive, rank=1),
     }
-    tensor_ranks: ClassVar[dict[str, int]] = {"masses": 1}
-    fixed: ClassVar[tuple[str, ...]] = ("points",)  # the support
     is_discrete = True
 
     def __init__(
@@ -211,9 +211,6 @@ class Discrete(FourierBase, LaplaceBase):
     @property
     def support(self) -> Any:
         return finite_set(self.points, self.event_dim)
-
-    def _rank(self, name: str) -> int:
-        return self.points.dim() if name == "points" else super()._rank(name)
 
     @property
     def vectors(self) -> Tensor:
@@ -277,7 +274,9 @@ class PointMass(Discrete):
         torch.Size([])
     """
 
-    fixed = ("points", "masses")  # one by definition
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        name: field._replace(fixed=True) for name, field in Discrete.tensor_fields.items()
+    }
 
     def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
         if x.dim() > 1:

@@ -1,4 +1,9 @@
-r"""Bases of exponential families."""
+r"""Bases of exponential families: with ``Exp(0.5)``, one neuron is a member of the family.
+
+The families and the conditions on their weights are in Tsuchida, Ong and Sejdinovic,
+arXiv:2305.13552. Log-partition functions are in Nielsen and Garcia, "Statistical exponential
+families: A digest with flash cards", arXiv:0911.4863.
+"""
 
 __all__ = ["DirichletFamily", "GammaFamily", "NormalFamily", "PoissonFamily"]
 
@@ -10,11 +15,15 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from .base import LaplaceBase, check_dimension
+from .base import check_dimension
+from .engines import LaplaceBase
 
 
 class NormalFamily(LaplaceBase):
     r"""Lebesgue measure on :math:`\mathbb{R}^d`, with :math:`t(x) = (x, x^2)`.
+
+    .. math:: A(\eta, \theta) = \frac{1}{2} \sum_k
+        \left(\log \frac{\pi}{-\theta_k} - \frac{\eta_k^2}{2 \theta_k}\right)
 
     The members are the normal laws with diagonal covariance. With ``Exp``, the quadratic weights
     (the last :math:`d` of a row) are negative.
@@ -69,12 +78,11 @@ class NormalFamily(LaplaceBase):
         variance = -0.5 / quadratic
         return linear * variance + variance.sqrt() * torch.randn_like(linear)
 
-    def __repr__(self) -> str:
-        return f"NormalFamily({self.event_shape[0]})"
-
 
 class GammaFamily(LaplaceBase):
     r"""Lebesgue measure on :math:`(0, \infty)`, with :math:`t(x) = (\log x, -x)`.
+
+    .. math:: A(a, b) = \log \Gamma(a + 1) - (a + 1) \log b
 
     The members are the gamma laws. With ``Exp(s)``, a row of weights is above
     :math:`(-1 / 2s, 0)`.
@@ -120,15 +128,14 @@ class GammaFamily(LaplaceBase):
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype).clamp(min=torch.finfo(dtype).tiny)
 
-    def __repr__(self) -> str:
-        return "GammaFamily()"
-
 
 class DirichletFamily(LaplaceBase):
     r"""Lebesgue measure on the simplex in :math:`\mathbb{R}^d`, with :math:`t(x) = \log x`.
 
-    It is Lebesgue measure in the first :math:`d - 1` coordinates. The members are the Dirichlet
-    laws. With ``Exp(s)``, weights are above :math:`-1 / 2s`.
+    .. math:: A(\eta) = \sum_k \log \Gamma(\eta_k + 1) - \log \Gamma\Big(\sum_k (\eta_k + 1)\Big)
+
+    Densities are with respect to the first :math:`d - 1` coordinates. The members are the
+    Dirichlet laws. With ``Exp(s)``, weights are above :math:`-1 / 2s`.
 
     Arguments:
         d: The number :math:`d \geq 2` of coordinates, which add up to one.
@@ -153,7 +160,7 @@ class DirichletFamily(LaplaceBase):
         return like.new_full(self.event_shape, 1 / self.event_shape[0])
 
     def statistic(self, x: Tensor) -> Tensor:
-        # Points of the boundary have measure zero, and no finite statistic.
+        # The boundary of the simplex has measure zero and infinite statistics.
         return x.clamp(min=torch.finfo(x.dtype).tiny).log()
 
     def log_density(self, x: Tensor) -> Tensor:
@@ -173,14 +180,11 @@ class DirichletFamily(LaplaceBase):
     def sample_member(self, eta: Tensor) -> Tensor:
         return torch.distributions.Dirichlet(eta + 1, validate_args=False).sample()
 
-    def __repr__(self) -> str:
-        return f"DirichletFamily({self.event_shape[0]})"
-
 
 class PoissonFamily(LaplaceBase):
     r"""Masses :math:`1 / x!` on :math:`0, 1, 2, \ldots`, with :math:`t(x) = x`.
 
-    The members are the Poisson laws.
+    The members are the Poisson laws, with :math:`A(\eta) = e^\eta`.
 
     Example:
         >>> PoissonFamily().log_density(torch.tensor(2.0))
@@ -204,6 +208,3 @@ class PoissonFamily(LaplaceBase):
 
     def sample_member(self, eta: Tensor) -> Tensor:
         return torch.poisson(eta.squeeze(-1).exp())
-
-    def __repr__(self) -> str:
-        return "PoissonFamily()"

@@ -7,17 +7,23 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from ..numerics.linalg import broadcast_shapes, rows_matmul, take
-from .base import FourierBase, LaplaceBase, Pairs, Partial, cutoff_exp
+from .base import Partial, TensorField, cutoff_exp
+from .engines import FourierBase, LaplaceBase, Pairs
 
 _LOG_ROOT = math.log(2 * math.pi) / 2
 
 
 class Gaussian(FourierBase, LaplaceBase):
     r"""The normal law :math:`\mathcal{N}(m, C)` with :math:`t(x) = x`.
+
+    .. math:: \varphi(\omega) = e^{-\omega^\top C \omega / 2}, \quad
+        A(\eta) = \eta \cdot m + \tfrac{1}{2} \eta^\top C \eta
+
+    It has the most closed forms: Table 1 of Tsuchida, Ong and Sejdinovic, arXiv:2305.13552.
 
     Arguments:
         loc: The mean :math:`m`, with shape :math:`(*, d)`.
@@ -34,10 +40,10 @@ class Gaussian(FourierBase, LaplaceBase):
         torch.Size([])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "loc": constraints.real,
-        "scale": constraints.positive,
-        "scale_tril": constraints.lower_cholesky,
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "loc": TensorField(constraints.real, per_event=True),
+        "scale": TensorField(constraints.positive, per_event=True),
+        "scale_tril": TensorField(constraints.lower_cholesky, rank=2),
     }
 
     def __init__(
@@ -60,22 +66,25 @@ class Gaussian(FourierBase, LaplaceBase):
                 f"Gaussian: expected loc with shape (*, d), got {tuple(loc.shape)}; "
                 "scalar events need event_dim=0."
             )
-        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
-        if scale_tril is None:
-            assert scale is not None
-            shape = _broadcast("scale", loc.shape, scale.shape)
-        else:
-            if scale_tril.dim() < 2 or scale_tril.shape[-1] != scale_tril.shape[-2]:
+        if scale is not None:
+            name, other = "scale", scale.shape
+        elif scale_tril is not None:
+            name, other = "scale_tril", scale_tril.shape[:-1]
+            if not other or other[-1] != scale_tril.shape[-1]:
                 raise ValueError(
                     "Gaussian: expected scale_tril with shape (*, d, d), "
                     f"got {tuple(scale_tril.shape)}."
                 )
-            shape = _broadcast("scale_tril", loc.shape, scale_tril.shape[:-1])
+        try:
+            shape = broadcast_shapes(loc.shape, other)
+        except RuntimeError:
+            raise ValueError(
+                f"Gaussian: expected {name} to match loc with shape {tuple(loc.shape)}, "
+                f"got {tuple(other)}."
+            ) from None
+        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
         batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
-
-    def _rank(self, name: str) -> int:
-        return 2 if name == "scale_tril" else self.event_dim
 
     @property
     def support(self) -> Any:
@@ -83,8 +92,8 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         if self.scale_tril is not None:
-            # One inverse for all events. MultivariateNormal would round in traces of torch.jit,
-            # where sizes are tensors, and their products with numbers are in float32.
+            # One inverse for all events. torch's MultivariateNormal loses precision in traces of
+            # torch.jit, where a size is a tensor and its product with a number is in float32.
             eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
             inverse = torch.linalg.solve_triangular(self.scale_tril, eye, upper=False)
             white = rows_matmul(x - self.loc, inverse.mT)
@@ -99,7 +108,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     @property
     def factor(self) -> Tensor:
-        r"""A factor of :math:`C`, with shape :math:`(*, d, d)`, or its diagonal, :math:`(*, d)`."""
+        r"""The factor :math:`L` of :math:`C = L L^\top`, :math:`(*, d, d)`, or its diagonal."""
         return self._vector_scale() if self.scale_tril is None else self.scale_tril
 
     def covariance(self, like: Tensor) -> Tensor:
@@ -127,10 +136,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         square, diagonal = self._split(weight)
-        return (
-            (cutoff_exp(square - diagonal), None),
-            (cutoff_exp(-square - diagonal), None),
-        )
+        return (cutoff_exp(square - diagonal), None), (cutoff_exp(-square - diagonal), None)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         mean = self.mean(eta).unsqueeze(-2)
@@ -150,19 +156,18 @@ class Gaussian(FourierBase, LaplaceBase):
         return self._event(noise + self._white_rows(eta), eta)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # Along the weight, u^2 is chi-squared with three degrees of freedom.
-        sign = torch.randint_like(weight[:, :1], 2) * 2 - 1
-        along = sign * torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device).norm(
-            dim=-1, keepdim=True
-        )
-        return self.sample_along(weight, along.squeeze(-1))
+        # Along the weight, the density ∝ u^2 exp(-u^2 / 2): u^2 is chi-squared with three degrees
+        # of freedom.
+        sign = torch.randint_like(weight[:, 0], 2) * 2 - 1
+        normal = torch.randn((len(weight), 3), dtype=weight.dtype, device=weight.device)
+        return self.sample_along(weight, sign * normal.norm(dim=-1))
 
     def sample_along(self, weight: Tensor, along: Tensor) -> Tensor:
         r"""Draws events given :math:`w \cdot (x - m)`.
 
         Arguments:
             weight: The weights, with shape :math:`(N, D)`.
-            along: The given values, in standard deviations, with shape :math:`(N,)`.
+            along: The given values in units of their standard deviation, with shape :math:`(N,)`.
         """
         white = self._white_rows(weight)
         norm = white.norm(dim=-1, keepdim=True)
@@ -175,7 +180,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
 
     def _event(self, noise: Tensor, like: Tensor) -> Tensor:
-        # The event m + L e, of standard normal noise e with shape (N, D).
+        # The event m + L e, for noise e with shape (N, D).
         if self.scale_tril is not None:
             offset = rows_matmul(noise, self.scale_tril.mT)
         else:
@@ -185,15 +190,12 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
         if self.scale_tril is None:
-            scale = self._vector_scale()
-            loc = self.loc
+            loc, scale = self.loc, self._vector_scale()
             if loc.shape != scale.shape:
                 loc, scale = torch.broadcast_tensors(loc, scale)
             return Gaussian(take(loc, dims), take(scale, dims), validate_args=False)
-        covariance = self.covariance(self.loc)[..., dims, :][..., dims]
-        return Gaussian(
-            self.loc[..., dims], scale_tril=torch.linalg.cholesky(covariance), validate_args=False
-        )
+        factor = torch.linalg.cholesky(self.covariance(self.loc)[..., dims, :][..., dims])
+        return Gaussian(self.loc[..., dims], scale_tril=factor, validate_args=False)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Gaussian":
         others = self.others(dims)
@@ -221,8 +223,8 @@ class Gaussian(FourierBase, LaplaceBase):
             base = Gaussian(self.loc * hidden, self._vector_scale() * hidden, validate_args=False)
             log_density = torch.where(observed, log_prob, 0.0).sum(-1)
             return Partial(base, torch.where(observed, x, 0.0), None, log_density)
-        # Masks in place of slices, so that all patterns are of one size: rows and columns of what
-        # is not observed are those of the identity.
+        # Masks in place of slices, so that all patterns have one size. In matrices of observed
+        # coordinates, rows and columns that are not observed are replaced by the identity.
         known = observed.to(x.dtype)  # (K, 1, d)
         eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         both = known.mT * known  # (K, d, d)
@@ -237,13 +239,13 @@ class Gaussian(FourierBase, LaplaceBase):
         spread = torch.linalg.cholesky(left + both * eye) * (1 - known).mT
         log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # (K,)
         square = (offset * solved).sum(-1) + known.sum(-1) * math.log(2 * math.pi)
-        base = Gaussian(
-            torch.zeros_like(self.loc), scale_tril=spread.unsqueeze(-3), validate_args=False
-        )
+        zeros = torch.zeros_like(self.loc)
+        base = Gaussian(zeros, scale_tril=spread.unsqueeze(-3), validate_args=False)
         return Partial(base, mean, None, -square / 2 - log_det.unsqueeze(-1))
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        # |w_i - w_j|^2 / 2 in the metric of C, as the difference of these two.
+        # W C Wᵀ and (|w_i|^2 + |w_j|^2) / 2 in the metric of C; |w_i ± w_j|^2 / 2 is the second
+        # plus or minus the first.
         square = self.quadratic(weight)
         norms = square.diagonal(dim1=-2, dim2=-1) / 2
         return square, norms.unsqueeze(-1) + norms.unsqueeze(-2)
@@ -255,20 +257,10 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def _vector_scale(self) -> Tensor:
         assert self.scale is not None
-        scale = self.scale if self.event_dim else self.scale.unsqueeze(-1)
-        return scale
+        return self.scale if self.event_dim else self.scale.unsqueeze(-1)
 
 
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    # With fewer operations than that of torch.
+    # With fewer operations than torch.distributions.Normal.
     white = (x - loc) / scale
     return torch.addcmul(-_LOG_ROOT - scale.log(), white, white, value=-0.5)
-
-
-def _broadcast(name: str, loc: Size, other: Size) -> Size:
-    try:
-        return broadcast_shapes(loc, other)
-    except RuntimeError:
-        raise ValueError(
-            f"Gaussian: expected {name} to match loc with shape {tuple(loc)}, got {tuple(other)}."
-        ) from None

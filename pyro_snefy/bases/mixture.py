@@ -1,30 +1,39 @@
 r"""Mixtures of bases."""
 
-__all__ = ["ConditionalGaussianMixture", "GaussianMixture", "Interval", "Mixture", "MixtureBase"]
+__all__ = [
+    "BatchedMixture",
+    "ConditionalGaussianMixture",
+    "GaussianMixture",
+    "Mixture",
+    "MixtureBase",
+]
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
-from ..constraints import intersection, intervals, union
+from ..constraints import intersection, union
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from ..numerics.rejection import choose
-from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
-from .bounded import UniformBox
+from .base import Base, Partial, TensorField, check_bases
+from .engines import FourierBase, LaplaceBase, Pairs
 from .gaussian import Gaussian
 
-Self = TypeVar("Self", bound="Base")
 Evaluation = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
+Draw = Callable[[Any, Tensor], Tensor]
 
 
 class MixtureBase(FourierBase, LaplaceBase):
-    r"""A weighted sum :math:`\mu = \sum_k \pi_k \mu_k`: transforms are sums over components.
+    r"""A weighted sum :math:`\mu = \sum_k \pi_k \mu_k` of bases with one statistic.
 
-    A subclass says what the log-weights are, and evaluates a function on all components.
+    .. math:: \varphi(\omega) = \sum_k \pi_k e^{i \omega \cdot (c_k - c)} \varphi_k(\omega), \quad
+        A(\eta) = \log \sum_k \pi_k e^{A_k(\eta)}
+
+    A subclass must supply :meth:`log_weights`, :meth:`evaluate` and :meth:`scatter`.
     """
 
     def log_weights(self) -> Tensor:
@@ -32,26 +41,26 @@ class MixtureBase(FourierBase, LaplaceBase):
         raise NotImplementedError
 
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
-        r"""Evaluates a function of base and argument on all components.
+        r"""Evaluates a function on all components.
 
         Arguments:
-            function: A function of a base and an argument, which returns several tensors. None
+            function: A function of a base and an argument that returns several tensors. None
                 stands for zeros.
             argument: The argument, with shape :math:`(*, E, D)`.
-            rank: The number of dimensions that the results have besides their batch shape.
+            rank: The number of dimensions of a result that are not batch dimensions.
 
         Returns:
-            The results, with the components in the dimension left of the last ``rank`` ones.
+            The results. The components are the dimension before the last ``rank`` ones.
         """
         raise NotImplementedError
 
-    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        r"""Draws from a component for each row.
+    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
+        r"""Draws an event for each row, from the component of the row.
 
         Arguments:
             component: The components, with shape :math:`(N,)`. The mixture has no batch dimension,
                 or one of length :math:`N`.
-            draw: A function of a base and the indices of :math:`R` rows, which returns events with
+            draw: A function of a base and the indices of :math:`R` rows that returns events with
                 shape :math:`(R, \text{event})`. The base has no batch dimension, or one of length
                 :math:`R`.
 
@@ -68,10 +77,10 @@ class MixtureBase(FourierBase, LaplaceBase):
         return self.scatter(component, lambda base, rows: base.sample_member(eta[rows]))
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # Seen from the mean of a component, v is its own and a constant.
+        # In component k, v = w·(t - c_k) + w·(c_k - c): its own v and a constant shift.
         like = weight.unsqueeze(-2)
         (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
-        _, offsets = self._centres(like)
+        _, offsets, _ = self._centres(like)
         shift = (offsets * like).sum(-1)  # (N, K)
         spread = (within @ like.mT.unsqueeze(-3)).squeeze(-1)  # (N, K, D)
         second = shift.square() + (spread * like).sum(-1)
@@ -79,10 +88,8 @@ class MixtureBase(FourierBase, LaplaceBase):
         shift = shift.gather(-1, component.unsqueeze(-1)).squeeze(-1)
 
         def draw(base: Any, rows: Tensor) -> Tensor:
-            c1 = 2 * shift[rows]
-            return base.sample_quadratic(
-                weight[rows], shift[rows].square(), c1, torch.ones_like(c1)
-            )
+            own = shift[rows]
+            return base.sample_quadratic(weight[rows], own.square(), 2 * own, torch.ones_like(own))
 
         return self.scatter(component, draw)
 
@@ -90,13 +97,13 @@ class MixtureBase(FourierBase, LaplaceBase):
         (mass,) = self.evaluate(lambda base, x: (base.mass(x),), like, rank=0)
         return self.log_weights().exp() * mass
 
-    def _centres(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        # The mean of the mixture, (*, D), and the means of the components from there, (*, K, D).
+    def _centres(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The mean c, (*, D), the offsets c_k - c, (*, K, D), and the shares of mass, (*, K).
         (means,) = self.evaluate(lambda base, x: (base.mean(x),), like, rank=1)
         masses = self._masses(like)
         shares = masses / masses.sum(-1, keepdim=True)
         mean = (shares.unsqueeze(-1) * means).sum(-2)
-        return mean, means - mean.unsqueeze(-2)
+        return mean, means - mean.unsqueeze(-2), shares
 
     def mass(self, like: Tensor) -> Tensor:
         return self._masses(like).sum(-1)
@@ -106,15 +113,13 @@ class MixtureBase(FourierBase, LaplaceBase):
 
     def covariance(self, like: Tensor) -> Tensor:
         (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
-        _, offsets = self._centres(like)
-        masses = self._masses(like)
-        shares = masses / masses.sum(-1, keepdim=True)
+        _, offsets, shares = self._centres(like)
         between = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
         return (shares[..., None, None] * (within + between)).sum(-3)
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
-        _, offsets = self._centres(omega)
+        _, offsets, _ = self._centres(omega)
         phase = (offsets.unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)  # (*, K, E)
         weights = self.log_weights().exp().unsqueeze(-1)
         return _rotated_sum(weights * real, weights * imag, phase.cos(), phase.sin(), dim=-2)
@@ -127,21 +132,16 @@ class MixtureBase(FourierBase, LaplaceBase):
         offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
         phase = (offsets * omega.unsqueeze(-3)).sum(-1, keepdim=True)  # (*, K, E, 1)
         weights = self.log_weights().exp()[..., None, None]
-        return _rotated_sum(
-            weights * (slope_real + offsets * real.unsqueeze(-1)),
-            weights * (slope_imag + offsets * imag.unsqueeze(-1)),
-            phase.cos(),
-            phase.sin(),
-            dim=-3,
-        )
+        real = weights * (slope_real + offsets * real.unsqueeze(-1))
+        imag = weights * (slope_imag + offsets * imag.unsqueeze(-1))
+        return _rotated_sum(real, imag, phase.cos(), phase.sin(), dim=-3)
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
-        _, offsets = self._centres(weight)
+        _, offsets, _ = self._centres(weight)
         phase = (offsets.unsqueeze(-2) * weight.unsqueeze(-3)).sum(-1)  # (*, K, n)
-        # Phases of pairs by the addition theorems: no trigonometric function per pair.
+        # Phases of pairs by the addition theorems: n sines and cosines instead of n^2.
         cos, sin = phase.cos(), phase.sin()
-        cc, ss = _outer(cos, cos), _outer(sin, sin)
-        sc = _outer(sin, cos)
+        cc, ss, sc = _outer(cos, cos), _outer(sin, sin), _outer(sin, cos)
         cs = sc.mT
         real_minus, imag_minus, real_plus, imag_plus = self.evaluate(
             lambda base, x: sum(base.pair_characteristics(x), ()), weight, rank=2
@@ -167,18 +167,6 @@ class MixtureBase(FourierBase, LaplaceBase):
         return mean, (shares.unsqueeze(-1) * spreads).sum(-4)
 
 
-def _scatter_batched(
-    components: Base, component: Tensor, draw: Callable[[Any, Tensor], Tensor]
-) -> Tensor:
-    rows = torch.arange(len(component), device=component.device)
-
-    def pick(x: Tensor, rank: int) -> Tensor:
-        index = component.clamp(max=x.shape[-1 - rank] - 1)  # a dimension of one is that of all
-        return x[index] if x.dim() == rank + 1 else x[rows, index]
-
-    return draw(components.map_batches(pick), rows)
-
-
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left.unsqueeze(-1) * right.unsqueeze(-2)
 
@@ -186,18 +174,38 @@ def _outer(left: Tensor, right: Tensor) -> Tensor:
 def _rotated_sum(
     real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    # The sum of complex numbers, each multiplied by a phase.
+    # Σ (real + i imag) (cos + i sin).
     return (real * cos - imag * sin).sum(dim), (real * sin + imag * cos).sum(dim)
 
 
-def _evaluate_batched(function: Evaluation, base: Base, argument: Tensor) -> tuple[Tensor, ...]:
-    # The components are the last batch dimension of one base.
-    values = function(base, argument.unsqueeze(-3))
-    filler = next(value for value in values if value is not None)
-    return tuple(torch.zeros_like(filler) if value is None else value for value in values)
+class BatchedMixture(MixtureBase):
+    r"""A mixture whose components are the last batch dimension of one base.
+
+    A subclass must supply :meth:`log_weights` and :attr:`components`.
+    """
+
+    @property
+    def components(self) -> Base:
+        """The components, as one base with the components in its last batch dimension."""
+        raise NotImplementedError
+
+    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+        values = function(self.components, argument.unsqueeze(-3))
+        filler = next(value for value in values if value is not None)
+        return tuple(torch.zeros_like(filler) if value is None else value for value in values)
+
+    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
+        rows = torch.arange(len(component), device=component.device)
+
+        def pick(x: Tensor, rank: int) -> Tensor:
+            index = component.clamp(max=x.shape[-1 - rank] - 1)  # length 1: all components share x
+            return x[index] if x.dim() == rank + 1 else x[rows, index]
+
+        x = draw(self.components.map_batches(pick), rows)
+        return x.reshape((len(rows), *self.event_shape))
 
 
-class GaussianMixture(MixtureBase):
+class GaussianMixture(BatchedMixture):
     r"""A mixture of normal laws with diagonal covariances, :math:`t(x) = x`.
 
     .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, \mathrm{diag}(s_k^2))
@@ -213,12 +221,11 @@ class GaussianMixture(MixtureBase):
         torch.Size([2])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "logits": constraints.real,
-        "loc": constraints.real,
-        "scale": constraints.positive,
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "logits": TensorField(constraints.real, rank=1),
+        "loc": TensorField(constraints.real, rank=1, per_event=True),
+        "scale": TensorField(constraints.positive, rank=1, per_event=True),
     }
-    tensor_ranks: ClassVar[dict[str, int]] = {"logits": 1, "loc": 2, "scale": 2}
 
     def __init__(
         self, logits: Tensor, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
@@ -241,18 +248,13 @@ class GaussianMixture(MixtureBase):
         return constraints.real_vector
 
     @property
-    def gaussians(self) -> Gaussian:
-        """The components, as one Gaussian base with the components in its last batch dimension."""
+    def components(self) -> Gaussian:
         return Gaussian(self.loc, self.scale, validate_args=False)
+
+    gaussians = components
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)
-
-    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
-        return _evaluate_batched(function, self.gaussians, argument)
-
-    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        return _scatter_batched(self.gaussians, component, draw)
 
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
         loc, scale = torch.broadcast_tensors(self.loc, self.scale)
@@ -269,9 +271,8 @@ class GaussianMixture(MixtureBase):
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        base = ConditionalGaussianMixture(
-            logits, inner.base.loc, inner.base.factor, validate_args=False
-        )
+        loc, scale = inner.base.loc, inner.base.factor
+        base = ConditionalGaussianMixture(logits, loc, scale, validate_args=False)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
@@ -283,80 +284,11 @@ class GaussianMixture(MixtureBase):
 
 
 class ConditionalGaussianMixture(GaussianMixture):
-    r"""A mixture of normal laws whose weights differ from row to row, as given values do.
+    r"""A mixture of normal laws whose weights depend on given values, row by row.
 
-    Its kernels keep the components apart, so that a batch of weights needs no batch of matrices.
+    Kernels on this type keep the components apart: a batch of weights then shares one matrix for
+    each component.
     """
-
-
-class Interval(MixtureBase):
-    r"""Lebesgue measure on an interval or a union of disjoint intervals, :math:`t(x) = x`.
-
-    Arguments:
-        low: The lower ends, a scalar or with shape :math:`(*, K)` for a union.
-        high: The upper ends, of the same shape.
-        validate_args: Whether the tensors are checked.
-
-    Example:
-        >>> Interval(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])).event_shape
-        torch.Size([])
-    """
-
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "low": constraints.real,
-        "high": constraints.real,
-    }
-    tensor_ranks: ClassVar[dict[str, int]] = {"low": 1, "high": 1}
-    fixed = ("low", "high")  # the support
-
-    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
-        try:
-            low, high = torch.broadcast_tensors(low, high)
-        except RuntimeError:
-            raise ValueError(
-                "Interval: expected low and high of one shape, "
-                f"got {tuple(low.shape)} and {tuple(high.shape)}."
-            ) from None
-        self.low, self.high = torch.atleast_1d(low), torch.atleast_1d(high)
-        super().__init__(self.low.shape[:-1], Size(), 1, validate_args)
-
-    def _validate(self) -> None:
-        super()._validate()
-        if not (self.low < self.high).all():
-            raise ValueError(
-                f"Interval: expected low < high, got low {self.low} and high {self.high}."
-            )
-        low, order = self.low.sort(dim=-1)
-        if not (self.high.gather(-1, order)[..., :-1] <= low[..., 1:]).all():
-            raise ValueError(
-                f"Interval: expected disjoint intervals, got low {self.low} and high {self.high}."
-            )
-
-    @property
-    def support(self) -> Any:
-        if self.low.shape[-1] == 1:  # torch knows how to map the reals there
-            return constraints.interval(self.low[..., 0], self.high[..., 0])
-        return intervals(self.low, self.high)
-
-    @property
-    def boxes(self) -> UniformBox:
-        """The intervals, as one uniform base with them in its last batch dimension."""
-        return UniformBox(self.low.unsqueeze(-1), self.high.unsqueeze(-1), validate_args=False)
-
-    def log_weights(self) -> Tensor:
-        return (self.high - self.low).log()
-
-    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
-        return _evaluate_batched(function, self.boxes, argument)
-
-    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        return _scatter_batched(self.boxes, component, draw).squeeze(-1)
-
-    def example(self, like: Tensor) -> Tensor:
-        return self.low[..., 0]
-
-    def log_density(self, x: Tensor) -> Tensor:
-        return x.new_zeros(broadcast_shapes(x.shape, self.batch_shape))
 
 
 class Mixture(MixtureBase):
@@ -366,7 +298,8 @@ class Mixture(MixtureBase):
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
-        bases: The :math:`K` bases, of one event shape.
+        bases: The :math:`K` bases, with one event shape and one statistic. None of them is a
+            :class:`~pyro_snefy.bases.Pushforward`, whose statistic is its own.
         validate_args: Whether the tensors are checked.
 
     Example:
@@ -375,13 +308,15 @@ class Mixture(MixtureBase):
         >>> zero_inflated = Mixture(torch.zeros(2), [normal, PointMass(torch.tensor(0.0))])
     """
 
-    arg_constraints: ClassVar[dict[str, Any]] = {"logits": constraints.real}
-    tensor_ranks: ClassVar[dict[str, int]] = {"logits": 1}
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "logits": TensorField(constraints.real, rank=1)
+    }
+    base_fields = ("bases",)
 
     def __init__(
         self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
     ) -> None:
-        batch = check_parts(self, bases, logits.shape[:-1])
+        batch = check_bases(self, bases, logits.shape[:-1])
         if logits.dim() < 1 or logits.shape[-1] != len(bases):
             raise ValueError(
                 f"Mixture: expected logits with shape (*, {len(bases)}), one for each base, "
@@ -392,6 +327,12 @@ class Mixture(MixtureBase):
             raise ValueError(
                 f"Mixture: expected bases of one event shape and statistic, got {shapes}."
             )
+        moved = [base for base in bases if base.latent(logits) is not base]
+        if moved:
+            raise ValueError(
+                "Mixture: expected bases with one statistic, and so none whose statistic follows "
+                f"a latent base, got {moved}."
+            )
         self.logits, self.bases = logits, tuple(bases)
         super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
 
@@ -399,40 +340,22 @@ class Mixture(MixtureBase):
     def support(self) -> Any:
         return union([base.support for base in self.bases])
 
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return all(base.is_discrete for base in self.bases)
+
     def weight_constraint(self, activation: Activation) -> Any:
         return intersection([base.weight_constraint(activation) for base in self.bases])
 
-    def parts(self) -> tuple[Base, ...]:
-        return tuple(part for base in self.bases for part in base.parts())
+    def statistic(self, x: Tensor) -> Tensor:
+        return self.bases[0].statistic(x)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "logits", self.logits
-        for k, base in enumerate(self.bases):
-            for name, value in base.tensors():
-                yield f"bases[{k}].{name}", value
-
-    def tensor_constraints(self) -> Iterator[Any]:
-        yield from super().tensor_constraints()
-        for base in self.bases:
-            yield from base.tensor_constraints()
-
-    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        assert isinstance(self, Mixture)
-        logits = function(self.logits)
-        bases = [base.map(function) for base in self.bases]
-        return type(self)(logits, bases, validate_args=False)
-
-    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        assert isinstance(self, Mixture)
-        bases = [base.map_batches(function) for base in self.bases]
-        return type(self)(function(self.logits, 1), bases, validate_args=False)
-
-    def scatter(self, component: Tensor, draw: Callable[[Any, Tensor], Tensor]) -> Tensor:
+    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
         out = self.logits.new_empty((len(component), *self.event_shape))
         for k, base in enumerate(self.bases):
             (rows,) = (component == k).nonzero(as_tuple=True)
             if len(rows):
-                out[rows] = draw(base.take(rows), rows)
+                out[rows] = draw(base.members(rows), rows)
         return out
 
     def log_weights(self) -> Tensor:
@@ -440,7 +363,7 @@ class Mixture(MixtureBase):
 
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         rows = [function(base, argument) for base in self.bases]
-        # Bases without tensors of their own do not have the batch dimensions of the others.
+        # Components without tensors lack the batch dimensions of the others.
         batch = broadcast_shapes(self.batch_shape, argument.shape[:-2])
         filler = next(value for row in rows for value in row if value is not None)
         trailing = filler.shape[filler.dim() - rank :]
@@ -465,21 +388,14 @@ class Mixture(MixtureBase):
             value = base.log_density(torch.where(mask, x, base.example(x)))
             value = torch.where(inside, value + log_weight, -torch.inf)
             (atoms if base.is_discrete else diffuse).append(value)
-        if not diffuse:
-            return safe_logsumexp(_stack(atoms))
-        if not atoms:
-            return safe_logsumexp(_stack(diffuse))
-        # On an atom the diffuse part has no mass.
-        on_atom = safe_logsumexp(_stack(atoms))
-        return torch.where(on_atom > -torch.inf, on_atom, safe_logsumexp(_stack(diffuse)))
-
-    @property
-    def is_discrete(self) -> bool:  # type: ignore[override]
-        return all(base.is_discrete for base in self.bases)
+        if not (atoms and diffuse):
+            return _log_sum(atoms or diffuse)
+        on_atom = _log_sum(atoms)  # the diffuse components give no mass to an atom
+        return torch.where(on_atom > -torch.inf, on_atom, _log_sum(diffuse))
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.bases)})"
 
 
-def _stack(values: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*values), dim=-1)
+def _log_sum(values: list[Tensor]) -> Tensor:
+    return safe_logsumexp(torch.stack(torch.broadcast_tensors(*values), dim=-1))

@@ -2,8 +2,8 @@ r"""Products of bases."""
 
 __all__ = ["Product"]
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -11,19 +11,22 @@ from torch import Size, Tensor
 from ..activations import Activation
 from ..constraints import product
 from ..numerics.linalg import broadcast_shapes, rows_matmul
-from .base import Base, FourierBase, LaplaceBase, Pairs, Partial, check_parts
+from .base import Base, Partial, check_bases
+from .engines import FourierBase, LaplaceBase, Pairs
 
-Self = TypeVar("Self", bound="Base")
 Complex = tuple[Tensor, Tensor | None]
 
 
 class Product(FourierBase, LaplaceBase):
     r"""The product :math:`\mu_1 \otimes \cdots \otimes \mu_K`, coordinates concatenated.
 
-    Real, bounded and discrete coordinates mix in one joint model.
+    .. math:: t(x) = (t_1(x_1), \ldots, t_K(x_K)), \quad
+        \varphi(\omega) = \prod_k \varphi_k(\omega_k), \quad A(\eta) = \sum_k A_k(\eta_k)
+
+    One joint model may have real, bounded and discrete coordinates.
 
     Arguments:
-        bases: The factors; scalar ones take one coordinate.
+        bases: The factors. A factor with scalar events takes one coordinate.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian, Poisson
@@ -32,21 +35,30 @@ class Product(FourierBase, LaplaceBase):
         torch.Size([3])
     """
 
+    base_fields = ("bases",)
+
     def __init__(self, bases: Sequence[Base]) -> None:
-        batch = check_parts(self, bases)
+        batch = check_bases(self, bases)
         self.bases = tuple(bases)
         self.lengths = [base.event_shape[0] if base.event_dim else 1 for base in bases]
         self.statistics = [base.num_statistics for base in bases]
         super().__init__(batch, Size((sum(self.lengths),)), sum(self.statistics), False)
 
     def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:
+        # The factors, each with its part of an event.
         pieces = x.split(self.lengths, dim=-1)
         return [
             (base, piece if base.event_dim else piece.squeeze(-1))
             for base, piece in zip(self.bases, pieces, strict=True)
         ]
 
+    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
+        # An event, from its parts.
+        pairs = zip(self.bases, pieces, strict=True)
+        return _concatenate([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs])
+
     def _blocks(self, rows: Tensor) -> list[tuple[Any, Tensor]]:
+        # The factors, each with its columns of weights, frequencies or natural parameters.
         return list(zip(self.bases, rows.split(self.statistics, dim=-1), strict=True))
 
     @property
@@ -61,38 +73,15 @@ class Product(FourierBase, LaplaceBase):
         parts = [base.weight_constraint(activation) for base in self.bases]
         return product(parts, self.statistics, event_dim=2)
 
-    def parts(self) -> tuple[Base, ...]:
-        return tuple(part for base in self.bases for part in base.parts())
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for k, base in enumerate(self.bases):
-            for name, value in base.tensors():
-                yield f"bases[{k}].{name}", value
-
-    def tensor_constraints(self) -> Iterator[Any]:
-        for base in self.bases:
-            yield from base.tensor_constraints()
-
-    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        assert isinstance(self, Product)
-        return type(self)([base.map(function) for base in self.bases])
-
-    def map_batches(self: Self, function: Callable[[Tensor, int], Tensor]) -> Self:
-        assert isinstance(self, Product)
-        return type(self)([base.map_batches(function) for base in self.bases])
-
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self._join([base.cast(piece, dtype) for base, piece in self._pieces(x)])
-
-    def _join(self, pieces: Sequence[Tensor]) -> Tensor:
-        pairs = zip(self.bases, pieces, strict=True)
-        return torch.cat([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs], dim=-1)
 
     def sample_member(self, eta: Tensor) -> Tensor:
         return self._join([base.sample_member(rows) for base, rows in self._blocks(eta)])
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # One factor after the other, those to come integrated out.
+        # Factor by factor: v is the sum of a known part, a part of this factor, and a part of
+        # the factors to come, which is integrated out.
         blocks = self._blocks(weight)
         spreads = [
             (rows_matmul(rows, base.covariance(rows)) * rows).sum(-1) for base, rows in blocks
@@ -102,26 +91,35 @@ class Product(FourierBase, LaplaceBase):
         pieces = []
         for (base, rows), spread in zip(blocks, spreads, strict=True):
             rest = (rest - spread).clamp(min=0)
-            x = base.sample_quadratic(
-                rows, total.square() + rest, 2 * total, torch.ones_like(total)
-            )
+            c0, one = total.square() + rest, torch.ones_like(total)
+            x = base.sample_quadratic(rows, c0, 2 * total, one)
             total = total + (rows * (base.statistic(x) - base.mean(rows))).sum(-1)
             pieces.append(x)
         return self._join(pieces)
 
     def example(self, like: Tensor) -> Tensor:
-        points = [(base.example(like), base.event_dim) for base in self.bases]
-        return self._concatenate([x if event_dim else x.unsqueeze(-1) for x, event_dim in points])
+        return self._join([base.example(like) for base in self.bases])
 
     def statistic(self, x: Tensor) -> Tensor:
-        return torch.cat([base.statistic(piece) for base, piece in self._pieces(x)], dim=-1)
+        return _concatenate([base.statistic(piece) for base, piece in self._pieces(x)])
 
     def log_density(self, x: Tensor) -> Tensor:
-        terms = [base.log_density(piece) for base, piece in self._pieces(x)]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+        return _sum([base.log_density(piece) for base, piece in self._pieces(x)])
+
+    def latent(self, like: Tensor) -> Base:
+        latents = [base.latent(like) for base in self.bases]
+        same = all(latent is base for latent, base in zip(latents, self.bases, strict=True))
+        return self if same else Product(latents)
+
+    def event(self, latent: Tensor) -> Tensor:
+        return self._join([base.event(piece) for base, piece in self._pieces(latent)])
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return self._join([base.to_latent(piece) for base, piece in self._pieces(x)])
 
     def _groups(self, dims: Sequence[int]) -> list[tuple[int, list[int]]]:
-        # Coordinates by factor, each relative to its factor, in the order of first appearance.
+        # Factors in the order of their first coordinate in dims, each with the coordinates of
+        # the factor that are in dims, counted from its first one.
         starts = [sum(self.lengths[:k]) for k in range(len(self.bases))]
         groups: list[tuple[int, list[int]]] = []
         for dim in dims:
@@ -158,54 +156,37 @@ class Product(FourierBase, LaplaceBase):
         return _product(left)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
-        groups = dict(self._groups(dims))
-        others = dict(self._groups(self.others(dims)))
-        rows = []
-        for k, base in enumerate(self.bases):
-            if k in others:
-                matrix = base.regression(groups[k], like) if k in groups else None
-                rows.append((len(_inner_columns(base, others[k])), k, matrix))
-        if all(matrix is None for _, _, matrix in rows):
+        given, others = dict(self._groups(dims)), dict(self._groups(self.others(dims)))
+        found = {k: self.bases[k].regression(given[k], like) for k in others if k in given}
+        if all(matrix is None for matrix in found.values()):
             return None
-        blocks = [
-            [
-                matrix
-                if j == k and matrix is not None
-                else like.new_zeros((size, len(_inner_columns(self.bases[j], inner))))
-                for j, inner in groups.items()
+        rows = []
+        for k, inner in others.items():  # factors are independent of each other
+            size = len(_inner_columns(self.bases[k], inner))
+            blocks = [
+                like.new_zeros((size, len(_inner_columns(self.bases[j], own))))
+                if j != k or (matrix := found[k]) is None
+                else matrix
+                for j, own in given.items()
             ]
-            for size, k, matrix in rows
-        ]
-        batch = broadcast_shapes(*(x.shape[:-2] for row in blocks for x in row))
-        return torch.cat(
-            [torch.cat([x.expand(batch + x.shape[-2:]) for x in row], -1) for row in blocks], -2
-        )
+            rows.append(_concatenate(blocks).mT)
+        return _concatenate(rows).mT
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         masks = observed.split(self.lengths, dim=-1)
-        partials = []
+        partials, kept = [], []
         for (base, piece), mask in zip(self._pieces(x), masks, strict=True):
             partial = base.partial(piece, mask if base.event_dim else mask.squeeze(-1))
             if partial is None:
                 return None
             partials.append(partial)
-        log_densities = torch.broadcast_tensors(*(partial.log_density for partial in partials))
+            kept.append(torch.ones_like(mask) if partial.mask is None else partial.mask)
         return Partial(
             Product([partial.base for partial in partials]),
             torch.cat([partial.statistic for partial in partials], dim=-1),
-            torch.cat(
-                [
-                    torch.ones_like(mask) if partial.mask is None else partial.mask
-                    for partial, mask in zip(partials, masks, strict=True)
-                ],
-                dim=-1,
-            ),
-            torch.stack(log_densities).sum(0),
+            torch.cat(kept, dim=-1),
+            _sum([partial.log_density for partial in partials]),
         )
-
-    def _concatenate(self, values: Sequence[Tensor]) -> Tensor:
-        batch = broadcast_shapes(*(value.shape[:-1] for value in values))
-        return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
 
     def mass(self, like: Tensor) -> Tensor:
         mass = like.new_ones(())
@@ -214,7 +195,7 @@ class Product(FourierBase, LaplaceBase):
         return mass
 
     def mean(self, like: Tensor) -> Tensor:
-        return self._concatenate([base.mean(rows) for base, rows in self._blocks(like)])
+        return _concatenate([base.mean(rows) for base, rows in self._blocks(like)])
 
     def covariance(self, like: Tensor) -> Tensor:
         return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
@@ -225,53 +206,59 @@ class Product(FourierBase, LaplaceBase):
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         blocks = self._blocks(omega)
         values = [base.characteristic(rows) for base, rows in blocks]
+        columns = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
         parts = []
         for k, (base, rows) in enumerate(blocks):
-            others = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
-            slope = base.characteristic_moment(rows)
-            real, imag = _multiply(
-                [(_zeros_if_none(*slope), slope[1]), *others[:k], *others[k + 1 :]]
-            )
-            parts.append((real, imag))
-        reals = self._concatenate([real for real, _ in parts])
-        return reals, self._concatenate([_zeros_if_none(imag, real) for real, imag in parts])
+            real, imag = base.characteristic_moment(rows)
+            slope = (_zeros_if_none(real, imag), imag)
+            parts.append(_multiply([slope, *columns[:k], *columns[k + 1 :]]))
+        reals = _concatenate([real for real, _ in parts])
+        return reals, _concatenate([_zeros_if_none(imag, real) for real, imag in parts])
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         pairs = [base.pair_characteristics(rows) for base, rows in self._blocks(weight)]
         return _multiply([minus for minus, _ in pairs]), _multiply([plus for _, plus in pairs])
 
     def log_partition(self, eta: Tensor) -> Tensor:
-        terms = [base.log_partition(rows) for base, rows in self._blocks(eta)]
-        return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+        return _sum([base.log_partition(rows) for base, rows in self._blocks(eta)])
 
     def pair_log_partitions(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         terms = [base.pair_log_partitions(rows) for base, rows in self._blocks(weight)]
-        scales = torch.broadcast_tensors(*(scale for scale, _ in terms))
-        pairs = torch.broadcast_tensors(*(pair for _, pair in terms))
-        return torch.stack(scales).sum(0), torch.stack(pairs).sum(0)
+        return _sum([scale for scale, _ in terms]), _sum([pair for _, pair in terms])
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         moments = [base.member_moments(rows) for base, rows in self._blocks(eta)]
-        mean = self._concatenate([mean for mean, _ in moments])
+        mean = _concatenate([mean for mean, _ in moments])
         return mean, _block_diagonal([covariance for _, covariance in moments])
 
     def __repr__(self) -> str:
         return f"Product({list(self.bases)})"
 
 
+def _is_whole(base: Base, dims: list[int]) -> bool:
+    # All coordinates of a factor, in their order: it needs no marginal law of its own.
+    return not base.event_dim or dims == list(range(base.event_shape[0]))
+
+
 def _inner_columns(base: Base, dims: list[int]) -> list[int]:
-    # All coordinates of a factor, in their order, need nothing of it.
-    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
-    return list(range(base.num_statistics)) if whole else base.columns(dims)
+    return list(range(base.num_statistics)) if _is_whole(base, dims) else base.columns(dims)
 
 
 def _inner_marginal(base: Base, dims: list[int]) -> Base:
-    whole = not base.event_dim or dims == list(range(base.event_shape[0]))
-    return base if whole else base.marginal(dims)
+    return base if _is_whole(base, dims) else base.marginal(dims)
 
 
 def _product(bases: list[Base]) -> Base:
     return bases[0] if len(bases) == 1 and bases[0].event_dim else Product(bases)
+
+
+def _concatenate(values: Sequence[Tensor]) -> Tensor:
+    batch = broadcast_shapes(*(value.shape[:-1] for value in values))
+    return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
+
+
+def _sum(terms: Sequence[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
 def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:

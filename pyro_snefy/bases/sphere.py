@@ -1,4 +1,4 @@
-r"""Bases on the sphere, and on directions."""
+r"""The uniform law on the sphere, and the normal law seen through directions."""
 
 __all__ = ["ProjectedGaussian", "UniformSphere"]
 
@@ -12,14 +12,20 @@ from torch.distributions import Beta, constraints
 from ..constraints import unit_sphere
 from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
 from ..numerics.rejection import rejection_by_row
-from .base import Base, FourierBase, LaplaceBase, check_dimension
-from .bounded import Pushforward
+from .base import check_dimension
+from .engines import FourierBase, LaplaceBase
+from .pushforward import Pushforward
 
 
 class UniformSphere(FourierBase, LaplaceBase):
     r"""The uniform law on the unit sphere in :math:`\mathbb{R}^d`, with :math:`t(x) = x`.
 
-    Densities are with respect to surface measure, of total :math:`2 \pi^{d/2} / \Gamma(d/2)`.
+    .. math:: \mu(x) = \frac{\Gamma(d/2)}{2 \pi^{d/2}}, \quad
+        \varphi(\omega) = {}_0F_1(d/2; -\|\omega\|^2 / 4), \quad
+        A(\eta) = \log {}_0F_1(d/2; \|\eta\|^2 / 4)
+
+    Densities are with respect to surface measure. With ``Exp``, the members are the laws of von
+    Mises and Fisher (Tsuchida, Ong and Sejdinovic, arXiv:2305.13552; Mardia and Jupp 2000).
 
     Arguments:
         d: The dimension :math:`d \geq 2` of the space around the sphere.
@@ -64,18 +70,19 @@ class UniformSphere(FourierBase, LaplaceBase):
         return log_hyp0f1(self.num_statistics / 2, eta.square().sum(-1))
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        # The algorithm of Wood (1994) for the cosine of a von Mises-Fisher law.
+        # The cosine to the axis of a von Mises-Fisher law, by rejection: Wood (1994), "Simulation
+        # of the von Mises Fisher distribution". Here b = (1 - x0) / (1 + x0).
         other = self.num_statistics - 1
         kappa = eta.norm(dim=-1)
         b = other / (2 * kappa + (4 * kappa.square() + other**2).sqrt())
         x0 = (1 - b) / (1 + b)
-        # 1 - x0^2, without cancellation where the law is narrow
+        # 1 - x0^2 = 4 b / (1 + b)^2, without cancellation where the law is narrow.
         c = kappa * x0 + other * (4 * b / (1 + b).square()).log()
         beta = Beta(*(eta.new_tensor(other / 2),) * 2, validate_args=False)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
-            z, narrow = beta.sample(rows.shape), b[rows]
-            cosine = (1 - (1 + narrow) * z) / (1 - (1 - narrow) * z)
+            z, ratio = beta.sample(rows.shape), b[rows]
+            cosine = (1 - (1 + ratio) * z) / (1 - (1 - ratio) * z)
             log_ratio = kappa[rows] * cosine + other * torch.log1p(-x0[rows] * cosine) - c[rows]
             return cosine, log_ratio >= torch.rand_like(cosine).log()
 
@@ -88,6 +95,9 @@ class UniformSphere(FourierBase, LaplaceBase):
     def sample_power(self, weight: Tensor, power: int, sign: Tensor) -> Tensor:
         r"""Draws from the law :math:`\propto |w \cdot x|^p`, on one side of the equator.
 
+        The squared cosine of :math:`x` and :math:`w` follows
+        :math:`\mathrm{Beta}((p + 1) / 2, (d - 1) / 2)`.
+
         Arguments:
             weight: The weights, with shape :math:`(N, d)`.
             power: The power :math:`p`.
@@ -97,12 +107,9 @@ class UniformSphere(FourierBase, LaplaceBase):
         square = Beta(weight.new_tensor(first), weight.new_tensor(second), validate_args=False)
         return _around(weight, sign * square.sample(sign.shape).sqrt())
 
-    def __repr__(self) -> str:
-        return f"UniformSphere({self.num_statistics})"
-
 
 def _around(axis: Tensor, cosine: Tensor) -> Tensor:
-    # Points of the sphere with a given cosine to an axis, uniform around it.
+    # Points of the sphere with given cosines to an axis, uniform around the axis.
     norm = axis.norm(dim=-1, keepdim=True)
     pole = torch.zeros_like(axis)
     pole[..., 0] = 1.0
@@ -117,6 +124,9 @@ def _around(axis: Tensor, cosine: Tensor) -> Tensor:
 
 class ProjectedGaussian(Pushforward):
     r"""The standard normal law on :math:`\mathbb{R}^d`, with :math:`t(x) = x / \|x\|`.
+
+    The statistic is uniform on the sphere, and independent of :math:`\|x\|` (Tsuchida, Ong and
+    Sejdinovic, arXiv:2305.13552).
 
     Arguments:
         d: The dimension :math:`d \geq 2`.
@@ -144,15 +154,9 @@ class ProjectedGaussian(Pushforward):
         d = self.num_statistics
         return -(x.square().sum(-1) + d * math.log(2 * math.pi)) / 2
 
-    def parts(self) -> tuple[Base, ...]:
-        return (UniformSphere(self.num_statistics),)
-
-    def event(self, latent: Tensor) -> Tensor:
-        # The radius is independent of the direction.
-        return latent * torch.randn_like(latent).norm(dim=-1, keepdim=True)
-
     def latent(self, like: Tensor) -> UniformSphere:
         return UniformSphere(self.num_statistics)
 
-    def __repr__(self) -> str:
-        return f"ProjectedGaussian({self.num_statistics})"
+    def event(self, latent: Tensor) -> Tensor:
+        # A direction times an independent radius, which is drawn here.
+        return latent * torch.randn_like(latent).norm(dim=-1, keepdim=True)

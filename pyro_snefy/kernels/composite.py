@@ -5,8 +5,8 @@ __all__ = ["Mixed"]
 from torch import Tensor
 
 from ..activations import Activation, Cos, Exp, GaussianActivation, Identity, Sin, Snake
-from ..bases.counts import Discrete
-from ..bases.mixture import ConditionalGaussianMixture, GaussianMixture, Mixture
+from ..bases import Discrete, GaussianMixture, Mixture
+from ..bases.mixture import ConditionalGaussianMixture
 from ..numerics.forms import Form
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from .kernel import Kernel, Pairwise

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
-from ..bases.base import FourierBase, cutoff_exp
-from ..bases.gaussian import Gaussian
+from ..bases import FourierBase, Gaussian
+from ..bases.base import cutoff_exp
 from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel

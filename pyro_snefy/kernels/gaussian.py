@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
-from ..bases.gaussian import Gaussian
+from ..bases import Gaussian
 from ..numerics.bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
 from .kernel import Kernel, Pairwise
 from .registry import register_kernel

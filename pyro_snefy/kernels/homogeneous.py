@@ -7,8 +7,7 @@ import math
 from torch import Tensor
 
 from ..activations import Activation, LeakyReLU, ReLU, Step
-from ..bases.gaussian import Gaussian
-from ..bases.sphere import UniformSphere
+from ..bases import Gaussian, UniformSphere
 from .kernel import Kernel, Pairwise
 from .registry import kernel, register_kernel
 

@@ -3,7 +3,8 @@ r"""The Laplace engine: kernels from log-partition functions."""
 from torch import Tensor
 
 from ..activations import Exp
-from ..bases.base import LaplaceBase, cutoff_exp
+from ..bases.base import cutoff_exp
+from ..bases.engines import LaplaceBase
 from ..numerics.forms import Features
 from .kernel import Separable
 from .registry import register_kernel

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Activation, LeakyReLU, ReLU, Step
-from ..bases.mixture import Interval
+from ..bases import Interval
 from ..numerics.linalg import broadcast_shapes
 from .kernel import Kernel, Pairwise
 from .registry import register_kernel

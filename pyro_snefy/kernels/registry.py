@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from ..activations import Activation
-from ..bases.base import Base
+from ..bases import Base
 from ..numerics.dispatch import Dispatcher
 from .kernel import Kernel
 
@@ -87,7 +87,7 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         >>> closed_form(ReLU(), UniformSphere(3), bias=True)
         False
     """
-    entries = [_REGISTRY.find(type(activation), type(part)) for part in (base, *base.parts())]
+    entries = [_REGISTRY.find(type(activation), type(part)) for part in base.parts()]
     return all(entry is not None and (entry.bias or not bias) for entry in entries)
 
 
@@ -100,7 +100,8 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         raise NotImplementedError(
             f"No closed form for {name} with a bias; there is one without: pass bias=None."
         )
-    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(type(base), b)})
+    law = type(base.parts()[0])  # of a pushforward, the law of its statistic
+    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(law, b)})
     bases = sorted({b.__name__ for a, b in _REGISTRY if issubclass(type(activation), a)})
     raise NotImplementedError(
         f"No closed form for {name}. Activations with one on {type(base).__name__}: "
@@ -115,7 +116,7 @@ def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
 
     Arguments:
         activation: The activation.
-        base: The base.
+        base: The base, whose statistic is not the one of a pushforward.
         weight: The weights, with shape :math:`(*, n, D)`.
 
     Example:
@@ -127,8 +128,7 @@ def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
         tensor([[1., 1.],
                 [1., 1.]])
     """
+    check_closed_form(activation, base, bias=False)
     entry = _REGISTRY.find(type(activation), type(base))
-    if entry is None:
-        check_closed_form(activation, base, bias=False)
-    assert entry is not None
+    assert entry is not None, f"{base} is a pushforward: its latent base has a kernel."
     return entry.function(activation, base, weight)

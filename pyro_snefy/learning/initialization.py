@@ -134,7 +134,7 @@ def _geometric(base: Geometric, x: Tensor) -> Geometric:
 
 @fit_base.register
 def _discrete(base: Discrete, x: Tensor) -> Discrete:
-    if "masses" in base.fixed:
+    if base.tensor_fields["masses"].fixed:
         return base
     matches = x.unsqueeze(-1 - base.event_dim) == base.points
     matches = matches.all(-1) if base.event_dim else matches

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 
 from ..activations import Activation, Cis, Cos, Exp
-from ..bases import Base, Gaussian
-from ..bases.base import FourierBase, LaplaceBase
+from ..bases import Base, FourierBase, Gaussian, LaplaceBase
 from ..constraints import is_real
 from ..distributions.snefy import SNEFY
 from ..kernels.registry import check_closed_form, closed_form

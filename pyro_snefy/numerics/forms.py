@@ -136,7 +136,7 @@ class Gram(Form):
 
     def log_square(self, features: Features) -> Tensor:
         # Terms of both signs cancel, where the terms of a readout are squares.
-        log_scale, (value,) = features
+        log_scale, (value,), _ = features
         wide = Features(log_scale, (None if value is None else value.double(),))
         ones = self.matrix.new_ones((1, 1), dtype=torch.float64)
         return self.log_trace(wide, {(0, 0): ones})

@@ -17,6 +17,7 @@ import torch
 from torch import Size, Tensor
 
 from ..activations import Cos, Exp, Sin
+from ..bases import FourierBase
 from ..kernels import Separable
 from ..network import Network
 from ..numerics.forms import Gram
@@ -109,7 +110,9 @@ def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network
 
 def _waves(others: Network, integral: Separable, kept: Tensor) -> Network:
     # Each wave leaves two, the second a quarter of a turn ahead.
-    gram, mean = others.form.gram(), others.latent().base.mean(others.weight)
+    gram, base = others.form.gram(), others.latent().base
+    assert isinstance(base, FourierBase)
+    mean = base.mean(others.weight)
     bias = others.bias + (others.weight * mean.unsqueeze(-2)).sum(-1)
     blocks = {key: gram * block for key, block in integral.blocks.items()}
     cross = blocks.get((0, 1), torch.zeros_like(gram))

@@ -215,6 +215,7 @@ def _waves(base: Any, network: Network) -> Moments:
     if isinstance(activation, Snake | Identity):
         terms.append(_lines(gram, weight, line, _jets(base, weight[..., :1, :] * 0, batch, 4)))
     if not isinstance(activation, Identity):
+        assert isinstance(activation, FourierActivation)
         frequency = activation.wave_frequency
         omega = frequency * weight
         phase = torch.polar(torch.ones_like(angle), frequency * angle)

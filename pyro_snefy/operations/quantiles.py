@@ -254,7 +254,8 @@ def _steps(network: Network, dim: int, neurons: Neurons) -> list[Tensor]:
 
 
 def _along(network: Network, dim: int, whole: bool) -> Neurons:
-    activation, base = network.activation, network.base
+    activation = network.activation
+    base: Any = network.base
     weight, bias = network.weight, network.bias
     if isinstance(base, GaussianMixture):
         weight, bias = weight.unsqueeze(-3), bias.unsqueeze(-2)

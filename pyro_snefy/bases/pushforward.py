@@ -1,0 +1,203 @@
+r"""Bases whose statistic follows the law of another base."""
+
+__all__ = ["Pushforward", "Standardized", "UniformCube"]
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from ..activations import Activation
+from ..numerics.linalg import broadcast_shapes
+from .base import Base, Partial, TensorField, check_dimension
+from .gaussian import Gaussian
+
+
+class Pushforward(Base):
+    r"""A base whose statistic :math:`t(x)` follows the law of another base, the latent one.
+
+    Kernels and samplers work on the latent base; :meth:`event` maps its events back.
+
+    A subclass must supply :meth:`latent` and :meth:`event`, besides what every
+    :class:`~pyro_snefy.bases.Base` supplies, and :meth:`to_latent` where an event of this base
+    determines the latent event.
+
+    Example:
+        >>> UniformCube(2).latent(torch.zeros(()))
+        Gaussian(loc: (2,), scale: (2,))
+    """
+
+    def parts(self) -> tuple[Base, ...]:
+        return self.latent(torch.zeros(())).parts()
+
+    def latent(self, like: Tensor) -> Any:
+        raise NotImplementedError
+
+    def event(self, latent: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        raise NotImplementedError(f"{self} has no coordinates of its own.")
+
+
+class UniformCube(Pushforward):
+    r"""The uniform law on :math:`[0, 1]^d`, with :math:`t(x) = \Phi^{-1}(x)`.
+
+    The statistic is standard normal, so that every kernel of a Gaussian base holds here
+    (Tsuchida, Ong and Sejdinovic, arXiv:2305.13552).
+
+    Arguments:
+        d: The dimension.
+
+    Example:
+        >>> UniformCube(2).statistic(torch.tensor([0.5, 0.5]))
+        tensor([0., 0.])
+    """
+
+    def __init__(self, d: int) -> None:
+        check_dimension(self, d, 1)
+        super().__init__(Size(), Size((d,)), d)
+
+    @property
+    def support(self) -> Any:
+        return constraints.independent(constraints.unit_interval, 1)
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_full(self.event_shape, 0.5)
+
+    def statistic(self, x: Tensor) -> Tensor:
+        # The faces of the cube have measure zero and infinite statistics. Points on them are
+        # moved to the nearest floating-point number inside.
+        info = torch.finfo(x.dtype)
+        return torch.special.ndtri(x.clamp(min=info.tiny, max=1 - info.eps / 2))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return x.new_zeros(x.shape[:-1])
+
+    def latent(self, like: Tensor) -> Gaussian:
+        zeros = like.new_zeros(self.event_shape)
+        return Gaussian(zeros, torch.ones_like(zeros), validate_args=False)
+
+    def event(self, latent: Tensor) -> Tensor:
+        # Φ by erfc, which is accurate in the lower tail; torch's ndtr is zero below -9.
+        return torch.special.erfc(latent * -math.sqrt(0.5)) / 2
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return self.statistic(x)
+
+    def marginal(self, dims: Sequence[int]) -> "UniformCube":
+        return UniformCube(len(dims))
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformCube":
+        return UniformCube(len(self.others(dims)))
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+        statistic = torch.where(observed, self.statistic(x), 0.0)
+        return Partial(self, statistic, ~observed, x.new_zeros(x.shape[:-1]))
+
+
+class Standardized(Pushforward):
+    r"""A base moved and stretched: :math:`(x - l) / s` follows the given base.
+
+    .. math:: t(x) = t_0\left(\frac{x - l}{s}\right), \quad
+        \mu(x) = \frac{1}{\prod_k s_k} \mu_0\left(\frac{x - l}{s}\right)
+
+    The law of the statistic does not depend on :math:`l` and :math:`s`, so that one kernel serves
+    a whole batch of locations and scales.
+
+    Arguments:
+        base: The base :math:`\mu_0` with :math:`t_0`, on the reals or on real vectors.
+        loc: The location :math:`l`, with shape :math:`(*, \text{event})`.
+        scale: The scale :math:`s > 0`, with shape :math:`(*, \text{event})`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> from pyro_snefy.bases import Gaussian
+        >>> base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+        >>> Standardized(base, torch.zeros(5), torch.ones(5)).batch_shape
+        torch.Size([5])
+    """
+
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "loc": TensorField(constraints.real, per_event=True),
+        "scale": TensorField(constraints.positive, per_event=True),
+    }
+    base_fields = ("base",)
+
+    def __init__(
+        self, base: Base, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        if base.support not in (constraints.real, constraints.real_vector):
+            raise ValueError(
+                f"Standardized: expected a base on the reals or real vectors, got {base}."
+            )
+        event = base.event_shape
+        shape = broadcast_shapes(loc.shape, scale.shape)
+        if shape[len(shape) - len(event) :] != event:
+            raise ValueError(
+                f"Standardized: expected loc and scale with shape (*, {', '.join(map(str, event))})"
+                f", got {tuple(loc.shape)} and {tuple(scale.shape)}."
+            )
+        self.base, self.loc, self.scale = base, loc, scale
+        batch = broadcast_shapes(shape[: len(shape) - len(event)], base.batch_shape)
+        super().__init__(batch, event, base.num_statistics, validate_args)
+
+    @property
+    def support(self) -> Any:
+        return self.base.support
+
+    def weight_constraint(self, activation: Activation) -> Any:
+        return self.base.weight_constraint(activation)
+
+    def example(self, like: Tensor) -> Tensor:
+        return self.loc
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return self.base.statistic(self.to_latent(x))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        log_scale = self.scale.log()
+        volume = log_scale.sum(-1) if self.event_dim else log_scale
+        return self.base.log_density(self.to_latent(x)) - volume
+
+    def latent(self, like: Tensor) -> Base:
+        return self.base
+
+    def event(self, latent: Tensor) -> Tensor:
+        return self.loc + self.scale * latent
+
+    def to_latent(self, x: Tensor) -> Tensor:
+        return (x - self.loc) / self.scale
+
+    def columns(self, dims: Sequence[int]) -> list[int]:
+        return self.base.columns(dims)
+
+    def _around(self, base: Base, dims: Sequence[int]) -> "Standardized":
+        # A law of some coordinates of the inner base, moved and stretched as they are here.
+        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
+        return Standardized(base, loc[..., dims], scale[..., dims], validate_args=False)
+
+    def marginal(self, dims: Sequence[int]) -> "Standardized":
+        return self._around(self.base.marginal(dims), dims)
+
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "Standardized":
+        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
+        latent = (values - loc[..., dims]) / scale[..., dims]
+        return self._around(self.base.conditional(dims, latent), self.others(dims))
+
+    def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
+        return self.base.regression(dims, like)
+
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        partial = self.base.partial(self.to_latent(x), observed)
+        if partial is None:
+            return None
+        log_scale = torch.where(observed, self.scale.log(), 0.0)
+        volume = log_scale.sum(-1) if self.event_dim else log_scale
+        return partial._replace(log_density=partial.log_density - volume)
+
+    def __repr__(self) -> str:
+        return f"Standardized({self.base})"
