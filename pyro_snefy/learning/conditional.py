@@ -120,7 +120,7 @@ class ConditionalSNEFY(nn.Module):
                 f"got {tuple(context.shape)}."
             )
         outputs = self.net((context - self.context_loc) / self.context_scale)
-        outputs = outputs.to(self.weight.dtype)  # a network under torch.autocast emits float16
+        outputs = outputs.to(self.weight.dtype)  # torch.autocast makes networks emit half precision
         parameters = Parameters(self.loc, self.scale, self.bias, self.readout)
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
