@@ -59,7 +59,7 @@ def to_inference_data(
         >>> data.log_likelihood["x"].dims
         ('chain', 'draw', 'rows')
     """
-    import arviz  # here, because this import takes seconds
+    import arviz  # here, because this import is slow
 
     with torch.no_grad():
         trace = poutine.trace(model).get_trace(*args, **kwargs)

@@ -134,7 +134,7 @@ def fit(
 
     Raises:
         FloatingPointError: If the loss is not finite. The module then has the best parameters
-            before that step.
+            so far.
 
     Example:
         >>> from pyro_snefy import fit, snefy

@@ -34,7 +34,7 @@ from ..bases import (
     UniformSphere,
 )
 
-_ROWS = 10_000  # events that first values are taken from, at most: more would not change them
+_ROWS = 10_000  # events at most: first values need no more
 _ROUNDS = 50  # of expectation maximisation: first values need not have converged
 _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
@@ -216,7 +216,7 @@ def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
     .. math:: p_i(x) = \mu(x) \exp(\eta_i \cdot t(x) - A(\eta_i)), \quad
         \mathbb{E}_{p_i}[x] \approx c_i
 
-    Where a member has a variance of its own, that variance is half the variance of the events.
+    Normal, gamma and Dirichlet members have half the variance of the events.
 
     Arguments:
         base: The base :math:`\mu`.
