@@ -1,6 +1,7 @@
 r"""Supports that :mod:`torch.distributions.constraints` does not have."""
 
 __all__ = [
+    "REALS",
     "finite_set",
     "intersection",
     "intervals",
@@ -22,7 +23,10 @@ from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint, real, real_vector
 from torch.distributions.transforms import CatTransform, Transform
 
-# A float32 unit vector cast to float64 is still on the sphere.
+# The supports of events that may be moved and stretched as a whole: one real or a real vector.
+REALS = (real, real_vector)
+
+# A unit vector rounded to float32 has a norm within 1e-5 of 1, and passes after a cast to float64.
 _SPHERE_TOLERANCE = 1e-5
 
 
@@ -37,7 +41,7 @@ class _UnitSphere(Constraint):
 
 
 class _Intervals(Constraint):
-    r"""A union of closed intervals, with ends of shape :math:`(*, K)`."""
+    r"""A union of closed intervals :math:`[l_k, h_k]`, with ends of shape :math:`(*, K)`."""
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         self.low, self.high = low, high
@@ -75,7 +79,7 @@ class _FiniteSet(Constraint):
 
 
 class _Combination(Constraint):
-    r"""A set that is made of others of one event dimension."""
+    r"""A set made of other sets, all with the same event dimension."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self.parts = tuple(parts)
@@ -111,7 +115,7 @@ class _Intersection(_Combination):
 
 
 class _Product(Constraint):
-    r"""A product of sets, whose elements are concatenated along the last dimension."""
+    r"""A product of sets: one element of each set, concatenated along the last dimension."""
 
     def __init__(self, parts: Sequence[Any], lengths: Sequence[int], event_dim: int = 1) -> None:
         self.parts, self.lengths = tuple(parts), tuple(lengths)
@@ -136,7 +140,7 @@ class _Product(Constraint):
 
 
 class _Permuted(Constraint):
-    r"""A set of vectors whose coordinates are in another order."""
+    r"""A set of vectors with reordered coordinates: all x such that x[order] is in ``base``."""
 
     event_dim = 1
 
@@ -156,7 +160,10 @@ class _Permuted(Constraint):
 
 
 class _Missing(Constraint):
-    r"""A set of vectors some coordinates of which may be NaN, for any value that fits."""
+    r"""A set of vectors where any coordinate may be NaN.
+
+    A vector passes if it is in ``base`` once ``example``, which is in ``base``, fills its NaN.
+    """
 
     event_dim = 1
 
@@ -184,18 +191,18 @@ product = _Product
 
 
 def union(parts: Sequence[Any]) -> Any:
-    r"""The union of sets: the set itself where all are the same one."""
+    r"""The union of sets. If all of them are one object, the result is that object."""
     return parts[0] if all(part is parts[0] for part in parts) else _Union(parts)
 
 
 def intersection(parts: Sequence[Any]) -> Any:
-    r"""The intersection of sets, less those that are all of the space."""
+    r"""The intersection of sets. Sets that hold every real vector are left out."""
     bounded = [part for part in parts if not is_real(part)]
     return _Intersection(bounded) if len(bounded) > 1 else (bounded or parts)[0]
 
 
 def is_real(constraint: Any) -> bool:
-    r"""Whether a constraint is all of the space, in one dimension or several."""
+    r"""Whether every real number, vector or matrix satisfies a constraint."""
     if isinstance(constraint, _Product):
         return all(is_real(part) for part in constraint.parts)
     while isinstance(constraint, type(real_vector)):
@@ -211,7 +218,7 @@ def _sphere_transform(constraint: _UnitSphere) -> Transform:
 @biject_to.register(_Product)
 @transform_to.register(_Product)
 def _product_transform(constraint: _Product) -> CatTransform:
-    # A transform that changes the number of coordinates (the simplex) has no place in a
-    # concatenation of fixed lengths, and says so when it is used.
+    # CatTransform keeps the number of coordinates of each part. For a part with fewer
+    # unconstrained coordinates, such as a simplex, the transform raises when it is used.
     transforms = [biject_to(part) for part in constraint.parts]
     return CatTransform(transforms, dim=-1, lengths=list(constraint.lengths))

@@ -1,7 +1,7 @@
 r"""A regression with a conditional squared neural family as its likelihood: ``make demo``.
 
-The data have two branches that part and cross, with noise that swells: no mean with an error bar
-describes them. The model learns the whole conditional density by SVI.
+The data have two branches that part and cross, with noise that grows: a mean with an error bar
+cannot describe them. The model learns the whole conditional density by SVI.
 """
 
 __all__: list[str] = []
@@ -18,17 +18,16 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from tqdm import trange
 
-from . import conditional_snefy
 from .activations import Snake
 from .bases import Gaussian
-from .learning.conditional import ConditionalSNEFY, LocationScale, ReadoutHead
+from .learning import ConditionalSNEFY, LocationScale, ReadoutHead, conditional_snefy
 
 FOLDER = Path("demo_output")
 STEPS, BATCH, ROWS = 2000, 256, 6000
 
 
 def truth(x: Tensor) -> MixtureSameFamily:
-    """The law of the data: two branches with weights and widths that change along the way."""
+    """The distribution of the data: two branches, with weights and widths that depend on x."""
     upper, lower = torch.sin(1.5 * x) + 0.55 * (x + 3), torch.sin(1.5 * x) - 0.15 * (x + 3)
     share = torch.sigmoid(1.2 * torch.cos(2 * x))
     widths = torch.stack([0.08 + 0.07 * (x + 3), 0.25 - 0.03 * x], dim=-1)
@@ -38,15 +37,15 @@ def truth(x: Tensor) -> MixtureSameFamily:
 
 
 def draw(rows: int) -> tuple[Tensor, Tensor]:
-    """Contexts and responses."""
+    """Draws contexts, with shape (rows, 1), and responses, with shape (rows,)."""
     x = 6 * torch.rand(rows) - 3
     return x.unsqueeze(-1), truth(x).sample()
 
 
 def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
-    """Maximum likelihood by SVI, with a plate and subsampling."""
+    """Fits a likelihood by SVI, with a plate and subsampling."""
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
-    # Slow waves for smooth densities, and one bias for all rows: one kernel for all, too.
+    # Slow waves, because the densities are smooth. Without a bias head, one kernel serves all rows.
     likelihood = conditional_snefy(
         base,
         context_dim=1,
@@ -61,7 +60,7 @@ def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
         with pyro.plate("data", len(x), subsample_size=BATCH) as rows:
             pyro.sample("y", likelihood.condition(x[rows]), obs=y[rows])
 
-    # Halved ten times on the way.
+    # The learning rate is halved ten times in the course of training.
     optimizer = ClippedAdam({"lr": 3e-3, "lrd": 0.5 ** (10 / STEPS), "clip_norm": 5.0})
     svi = SVI(model, lambda *_: None, optimizer, Trace_ELBO())
     with trange(STEPS, desc="SVI", unit="step") as steps:
@@ -76,9 +75,9 @@ def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
 
 @torch.no_grad()
 def grid(likelihood: ConditionalSNEFY, width: int = 400) -> tuple[Tensor, Tensor, Tensor]:
-    """The predictive density on a grid, and its quantiles."""
+    """The grid of x and of y, and the predictive density on it, with shape (y, x)."""
     x, y = torch.linspace(-3, 3, width), torch.linspace(-3.2, 5.2, 2 * width)
-    density = likelihood.condition(x.unsqueeze(-1)).log_prob(y.unsqueeze(-1)).exp()  # (y, x)
+    density = likelihood.condition(x.unsqueeze(-1)).log_prob(y.unsqueeze(-1)).exp()
     return x, y, density
 
 
@@ -89,7 +88,7 @@ def quantiles(y: Tensor, density: Tensor, levels: list[float]) -> Tensor:
 
 
 def draw_pictures(likelihood: ConditionalSNEFY, x: Tensor, y: Tensor) -> list[Path]:
-    """Saves the pictures, and returns where."""
+    """Saves the pictures, and returns their paths."""
     import matplotlib.pyplot as plt
 
     FOLDER.mkdir(exist_ok=True)
@@ -132,11 +131,11 @@ def draw_pictures(likelihood: ConditionalSNEFY, x: Tensor, y: Tensor) -> list[Pa
 
 
 def main() -> None:
-    """Trains, compares and draws."""
+    """Trains the model, compares it with the true density and a Gaussian, and draws it."""
     pyro.set_rng_seed(0)
     pyro.clear_param_store()
     x, y = draw(ROWS)
-    print(f"Learning p(y | x) from {ROWS:,} rows: two branches, noise that swells.")
+    print(f"Learning p(y | x) from {ROWS:,} rows: two branches, noise that grows.")
     start = time.perf_counter()
     likelihood = train(x, y)
     seconds = time.perf_counter() - start
@@ -150,7 +149,7 @@ def main() -> None:
         gaussian = 0.5 * (1 + math.log(2 * math.pi) + residual.square().mean().log())
     print(f"Negative log-likelihood of 20,000 new rows, after {seconds:.0f} s of training:")
     print(f"  conditional SNEFY          {reached:.3f} nats")
-    print(f"  attainable (the true law)  {attainable:.3f}")
+    print(f"  attainable (the truth)     {attainable:.3f}")
     print(f"  mean with an error bar     {gaussian:.3f}  (polynomial of degree 7)")
     for path in draw_pictures(likelihood, x, y):
         print(f"Saved {path}")

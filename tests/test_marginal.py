@@ -43,7 +43,6 @@ from pyro_snefy.kernels import closed_form
 DOUBLE = {"dtype": torch.float64}
 # The package has functions of these names, too.
 kernel_module = sys.modules["pyro_snefy.kernels.kernel"]
-waves_module = sys.modules["pyro_snefy.kernels.waves"]
 
 
 def _base(name: str) -> Base:
@@ -353,7 +352,7 @@ def test_chunks(activation: Activation, name: str, monkeypatch: pytest.MonkeyPat
 
     together = evaluate()
     monkeypatch.setattr(kernel_module, "_CHUNK", 64)
-    monkeypatch.setattr(waves_module, "_CHUNK", 64)
+    monkeypatch.setattr(kernel_module, "_ROWS", 64)
     torch.testing.assert_close(evaluate(), together, rtol=1e-10, atol=1e-10)
 
 

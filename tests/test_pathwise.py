@@ -115,7 +115,7 @@ def _assert_gradients(
     d = build(LOC, SCALE.log()).num_statistics
     # Three neurons, read apart, have no common zero: near those of a density gradients are long.
     values = [_randn(3, d), _randn(3), _randn(3, 3), LOC.clone(), SCALE.log()]
-    if activation.kink:  # one neuron rises, the other falls
+    if activation.degree is not None:  # one neuron rises, the other falls
         values[0], values[2] = _t(1.0, -0.8).unsqueeze(-1).repeat(1, d), _t(1.0, 0.7)[None]
         values[1] = _t(0.5, 0.6) if bias is None else bias
 

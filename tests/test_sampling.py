@@ -548,7 +548,9 @@ def test_acceptance_rate_of_mixtures() -> None:
     assert isinstance(inner, NeuronSampler)
     share = engine.log_weights.softmax(-1)[0]
     members = torch.arange(len(share)).repeat_interleave(100_000)
-    accepted = torch.rand(len(members)) < inner.log_acceptance(inner.propose(members), members).exp()
+    accepted = (
+        torch.rand(len(members)) < inner.log_acceptance(inner.propose(members), members).exp()
+    )
     found = accepted.double().reshape(len(share), -1).mean(-1)
     assert 1 / float((share / found).sum()) == pytest.approx(float(law.acceptance_rate), rel=0.03)
 

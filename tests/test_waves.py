@@ -11,10 +11,10 @@ from torch.testing import assert_close
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Cos, Sin, Snake
 from pyro_snefy.bases import Gaussian
-from pyro_snefy.operations.missing import patterns_of
 from pyro_snefy.kernels import Separable, kernel
 from pyro_snefy.numerics.forms import Readout
 from pyro_snefy.numerics.linalg import take
+from pyro_snefy.operations.missing import patterns_of
 
 WAVES = pytest.mark.parametrize(
     "activation", [Cos(), Sin(), Snake(), Snake(0.7, offset=False)], ids=str

@@ -107,6 +107,8 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
     name = "readout" if arguments["gram"] is None else "gram"
     matrix = arguments[name]
     assert matrix is not None
+    if not (matrix.shape[-1] and matrix.shape[-2]):
+        raise ValueError(f"SNEFY: expected a {name} that is not empty, got {tuple(matrix.shape)}.")
     sizes = torch.linalg.vector_norm(matrix, torch.inf, dim=(-2, -1))
     largest = torch.linalg.vector_norm(torch.cat(vectors), torch.inf)
     if not ((largest < torch.inf) & (sizes < torch.inf) & (sizes > 0)).all():

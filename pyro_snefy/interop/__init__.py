@@ -1,4 +1,4 @@
-r"""Bridges to Pyro's inference and to ArviZ."""
+r"""Connections to Pyro's inference algorithms and to ArviZ."""
 
 __all__ = ["SphereReparam", "to_inference_data"]
 

@@ -1,4 +1,4 @@
-r"""From fits in Pyro to ArviZ."""
+r"""Results of Pyro's inference, in the format of ArviZ."""
 
 __all__ = ["to_inference_data"]
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arviz import InferenceData
 
 Samples = dict[str, Tensor]
-Site = Any  # a message of Pyro
+Site = Any  # a node of a Pyro trace
 
 
 def to_inference_data(
@@ -29,25 +29,24 @@ def to_inference_data(
     coords: Mapping[str, Sequence[Any]] | None = None,
     **kwargs: Any,
 ) -> "InferenceData":
-    r"""Collects what ArviZ needs to criticise and compare models, whatever they were fitted by.
+    r"""Converts a fitted model to the data that ArviZ needs to check and compare models.
 
-    The groups are ``posterior``, with deterministic sites, ``posterior_predictive``,
-    ``log_likelihood``, ``observed_data`` and, for MCMC, ``sample_stats``. Dimensions have the
-    names of plates.
+    The result has the groups ``posterior`` (with deterministic sites), ``posterior_predictive``,
+    ``log_likelihood``, ``observed_data`` and, for MCMC, ``sample_stats``. Dimensions are named
+    after plates.
+
+    A model without latent variables has no posterior, and the same log-likelihood in every draw.
+    For such a model, pass ``reff=1.0`` to ``az.loo``.
 
     Arguments:
-        model: The model, as it was fitted, with its observations among the arguments. Plates do
-            not subsample.
-        posterior: What was learnt: a :class:`pyro.infer.MCMC` that has run, the guide of an SVI,
-            or samples by name, with shape :math:`(S, *)`.
-        args: Arguments of the model, and of the guide.
+        model: The model. Its arguments include the observations. Its plates do not subsample.
+        posterior: One of a :class:`pyro.infer.MCMC` that has run, the guide of an SVI, and a dict
+            of samples by the names of the sites, with shape :math:`(S, *)`.
+        args: Positional arguments of the model and of the guide.
         num_samples: The number of draws from a guide.
         predictive: Whether to draw new observations.
-        coords: Coordinates of dimensions, such as names of groups, by the names of plates.
-        kwargs: Keyword arguments of the model, and of the guide.
-
-    Without latent variables there is no posterior, and every draw has one log-likelihood:
-    ``az.loo`` takes ``reff=1.0`` then.
+        coords: Labels along a dimension, such as the names of groups, by the name of the plate.
+        kwargs: Keyword arguments of the model and of the guide.
 
     Example:
         >>> import pyro, torch, pyro.distributions as dist
@@ -60,7 +59,7 @@ def to_inference_data(
         >>> data.log_likelihood["x"].dims
         ('chain', 'draw', 'rows')
     """
-    import arviz  # which takes its time
+    import arviz  # here, because this import is slow
 
     with torch.no_grad():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
@@ -108,12 +107,12 @@ def to_inference_data(
 
 
 def _is_observed(site: Site) -> bool:
-    # A factor is no observation.
+    # pyro.factor makes an observed site with the distribution Unit, which is no observation.
     return site["is_observed"] and not (_is_deterministic(site) or isinstance(site["fn"], Unit))
 
 
 def _is_deterministic(site: Site) -> bool:
-    # Those of pyro.deterministic, and those that a reparameteriser leaves behind.
+    # pyro.deterministic and reparameterisers make observed sites with the distribution Delta.
     fn = site["fn"]
     while hasattr(fn, "base_dist"):
         fn = fn.base_dist
@@ -138,7 +137,7 @@ def _draw(
     args: Any,
     kwargs: Any,
 ) -> tuple[Samples, int]:
-    # Samples of shape (S, *), and the number of chains.
+    # Returns samples of shape (S, *), and the number of chains in them.
     if isinstance(posterior, MCMC):
         grouped = posterior.get_samples(group_by_chain=True)
         chains = len(next(iter(grouped.values())))
@@ -165,8 +164,8 @@ def _replay(
     args: Any,
     kwargs: Any,
 ) -> tuple[Samples, Samples]:
-    # Deterministic sites and log-likelihoods, one draw after the other: models need not be
-    # written for batches of their latents.
+    # Returns deterministic sites and log-likelihoods. The model runs once for each draw, because it
+    # need not be written for batches of latent variables.
     deterministic = [name for name, site in sites.items() if _is_deterministic(site)]
     derived: dict[str, list[Tensor]] = {name: [] for name in deterministic}
     likelihood: dict[str, list[Tensor]] = {name: [] for name in observed}
@@ -188,7 +187,7 @@ def _replay(
 
 
 def _divergences(mcmc: MCMC, draws: int) -> Tensor:
-    # By chain, the draws after which the sampler went astray.
+    # Returns whether each draw diverged, chain after chain.
     found = mcmc.diagnostics()["divergences"]
     diverging = torch.zeros(len(found), draws // len(found), dtype=torch.bool)
     for chain, (_, index) in zip(diverging, sorted(found.items()), strict=True):
@@ -200,5 +199,5 @@ def _plates(site: Site) -> list[str]:
     frames = {frame.dim: frame.name for frame in site["cond_indep_stack"] if frame.vectorized}
     rank = len(site["fn"].batch_shape)
     if sorted(frames) != list(range(-rank, 0)):
-        return []  # dimensions that are in no plate have no name
+        return []  # ArviZ names the dimensions that belong to no plate
     return [frames[dim] for dim in range(-rank, 0)]

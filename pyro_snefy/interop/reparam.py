@@ -1,4 +1,4 @@
-r"""Reparameterisers of squared neural latents."""
+r"""Reparameterisation of latent variables on the sphere."""
 
 __all__ = ["SphereReparam"]
 
@@ -16,17 +16,19 @@ from ..constraints import unit_sphere
 
 
 class SphereReparam(Reparam):
-    r"""Moves a latent variable from the sphere to the space around it.
+    r"""Replaces a latent variable on the unit sphere by a latent variable in the whole space.
 
     .. math:: x = \frac{z}{\|z\|}, \quad p(z) = \mathcal{N}(z; 0, I) \, \frac{p(x)}{u(x)}
 
-    where :math:`u` is the uniform density on the sphere, which :math:`x` has under the normal
-    law. NUTS and autoguides, which need a map from :math:`\mathbb{R}^d` that is one-to-one, work
-    with the auxiliary :math:`z` at the site ``{name}_normal``. The latent itself becomes a
-    deterministic site, as with :class:`pyro.infer.reparam.ProjectedNormalReparam`, and its density
-    a factor at the site ``{name}_density``. Any distribution on the unit sphere will do.
+    where :math:`u` is the uniform density on the sphere: the density of :math:`x` if :math:`z` is
+    standard normal. NUTS and autoguides need a one-to-one map from :math:`\mathbb{R}^d`, which the
+    sphere does not have. They work with :math:`z`, at the site ``{name}_normal``. The site of
+    :math:`x` becomes deterministic, as with
+    :class:`pyro.infer.reparam.ProjectedNormalReparam`, and :math:`p(x) / u(x)` becomes a factor at
+    the site ``{name}_density``.
 
-    This works for latent variables, not for likelihoods.
+    The latent variable may have any distribution on the unit sphere. Observed sites raise
+    :class:`NotImplementedError`.
 
     Example:
         >>> from pyro_snefy import SNEFY
@@ -48,16 +50,19 @@ class SphereReparam(Reparam):
             raise NotImplementedError(
                 f"SphereReparam: expected a latent site, got {name}, which is observed."
             )
-        law, event_dim = self._unwrap(fn)
-        if law.support not in (unit_sphere, constraints.sphere):
+        distribution, event_dim = self._unwrap(fn)
+        if distribution.support not in (unit_sphere, constraints.sphere):
             raise ValueError(
                 f"SphereReparam: expected a distribution on the unit sphere at the site {name}, "
-                f"got {law} with the support {law.support}."
+                f"got {distribution} with the support {distribution.support}."
             )
-        like = getattr(law, next(iter(law.arg_constraints))) if value is None else value
-        zeros = like.new_zeros(law.shape())
+        if value is None:
+            like = getattr(distribution, next(iter(distribution.arg_constraints)))
+        else:
+            like = value
+        zeros = like.new_zeros(distribution.shape())
         normal = dist.Normal(zeros, torch.ones_like(zeros)).to_event(1)
-        # A value to start from is on the sphere, and stands for itself in the space around.
+        # An initial value x is on the sphere. It is an initial value of z too, since x / ‖x‖ = x.
         z = pyro.sample(
             f"{name}_normal",
             self._wrap(normal, event_dim),
@@ -65,11 +70,13 @@ class SphereReparam(Reparam):
             infer={"is_observed": False},
         )
         x = safe_normalize(z) if value is None else value
-        d = law.event_shape[-1]
+        d = distribution.event_shape[-1]
+        # The surface of the unit sphere in R^d is 2 π^(d/2) / Γ(d/2) = 1 / u.
         log_area = math.log(2) + d / 2 * math.log(math.pi) - math.lgamma(d / 2)
-        count = law.batch_shape.numel() // fn.batch_shape.numel()
+        # `fn` sums log-densities over the dimensions of `to_event`: as many as `count` in each sum.
+        count = distribution.batch_shape.numel() // fn.batch_shape.numel()
         pyro.factor(f"{name}_density", fn.log_prob(x) + count * log_area)
-        # As a site of pyro.deterministic.
+        # The same site as pyro.deterministic makes.
         return {
             "fn": dist.Delta(x, event_dim=event_dim).mask(False),
             "value": x,

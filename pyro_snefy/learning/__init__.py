@@ -1,4 +1,4 @@
-r"""Modules that own the parameters of distributions, and how they are fitted."""
+r"""Modules that own the parameters of distributions, and their fit by maximum likelihood."""
 
 __all__ = [
     "Bias",
@@ -13,13 +13,7 @@ __all__ = [
     "snefy",
 ]
 
-from .conditional import (
-    Bias,
-    ConditionalSNEFY,
-    Head,
-    LocationScale,
-    ReadoutHead,
-    conditional_snefy,
-)
+from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
+from .heads import Bias, Head, LocationScale, ReadoutHead
 from .joint import JointSNEFY, snefy

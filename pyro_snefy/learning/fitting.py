@@ -16,21 +16,26 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 
-_WARM_UP = 0.02  # of all steps: Adam does not know the scale of gradients at first
-_CLIP = 10.0  # the longest gradient of a mean log-likelihood
+# The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
+# poor in the first steps.
+_WARM_UP = 0.02
+# The largest norm of the gradient of a mean log-likelihood. Longer gradients are scaled to this
+# norm, so that one outlier cannot move the parameters far.
+_CLIP = 10.0
 
 _Rows = tuple[Tensor, Tensor | None]
 
 
 @dataclass
 class History:
-    r"""What happened in a fit.
+    r"""The course of a fit.
 
     Arguments:
-        train_nll: The mean negative log-likelihood of the training rows during each epoch.
-        validation_nll: That of the validation rows after each epoch; empty without validation.
-        best_epoch: The epoch whose parameters were kept, from 0.
-        interrupted: Whether the fit was interrupted from the keyboard.
+        train_nll: The mean negative log-likelihood of the training rows, averaged over each epoch.
+        validation_nll: The mean negative log-likelihood of the validation rows, after each epoch.
+            It is empty if there are no validation rows.
+        best_epoch: The epoch whose parameters were kept, counted from 0.
+        interrupted: Whether Ctrl-C ended the fit.
 
     Example:
         >>> History(train_nll=[1.5, 1.2], validation_nll=[1.6, 1.4], best_epoch=1).best_epoch
@@ -43,7 +48,11 @@ class History:
     interrupted: bool = False
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the curves with matplotlib, and returns the axes."""
+        """Draws the curves with matplotlib, and returns the axes.
+
+        Arguments:
+            ax: The axes to draw in. If None, new ones.
+        """
         if ax is None:
             import matplotlib.pyplot as plt
 
@@ -60,20 +69,20 @@ class History:
 
 
 class _Likelihood(nn.Module):
-    r"""A Pyro model of independent rows, whose ELBO is their mean log-likelihood."""
+    r"""A Pyro model of independent rows. Its ELBO is the mean log-likelihood of the rows."""
 
     def __init__(self, module: nn.Module, partial: bool) -> None:
         super().__init__()
         self.module, self.partial = module, partial
 
     def distribution(self, context: Tensor | None) -> Any:
-        law = self.module() if context is None else self.module(context)
-        return law.partially_observed() if self.partial else law
+        distribution = self.module() if context is None else self.module(context)
+        return distribution.partially_observed() if self.partial else distribution
 
     def forward(self, x: Tensor, context: Tensor | None) -> None:
-        law = self.distribution(context)
+        distribution = self.distribution(context)
         with pyro.plate("rows", len(x), dim=-1), pyro.poutine.scale(scale=1 / len(x)):
-            pyro.sample("x", law, obs=x)
+            pyro.sample("x", distribution, obs=x)
 
 
 class _NoLatents(nn.Module):
@@ -99,31 +108,33 @@ def fit(
 
     .. math:: \max_\theta \sum_i \log p_\theta(x_i | c_i)
 
-    The module is one that returns a distribution when it is called, with contexts if there are
-    any: that of :func:`~pyro_snefy.snefy`, of :func:`~pyro_snefy.conditional_snefy`, or one of
-    your own, with transforms on top for example. Optimisation is Pyro's SVI with Adam: the
-    learning rate rises for 2 % of the steps and falls to zero along a cosine, and long gradients
-    are cut. Parameters end at their best validation value, whatever ends the fit.
+    Optimisation is Pyro's SVI with Adam (Kingma and Ba, arXiv:1412.6980). The learning rate rises
+    for 2 % of the steps, and then falls to zero along a cosine. Gradients with a norm above 10 are
+    scaled down to 10. However the fit ends, the module has the parameters of its best epoch.
 
     Arguments:
-        module: The module.
-        x: The events, with shape :math:`(N, \text{event})`. NaN stands for what is not observed,
-            where the distribution has a method ``partially_observed``.
+        module: A module that returns a distribution when it is called, with contexts if there are
+            any: a :func:`~pyro_snefy.snefy`, a :func:`~pyro_snefy.conditional_snefy`, or a module
+            of your own, with transforms on top for example.
+        x: The events, with shape :math:`(N, \text{event})`. NaN marks a coordinate that is not
+            observed, if the distribution has a method ``partially_observed``.
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
-        max_epochs: The number of passes over the data, along which the learning rate falls.
+        max_epochs: The number of passes over the data. The learning rate reaches zero after the
+            last of them.
         batch_size: The number of rows in a step.
-        lr: The highest learning rate. Families on their own learn well with up to 0.03, large
-            networks before them with about 0.003.
-        validation: The share of rows, drawn at random, that are set aside to choose the epoch.
+        lr: The highest learning rate. Families without a context learn well with up to 0.03, and
+            large networks with about 0.003.
+        validation: The share of rows, drawn at random, that are held out to choose the best epoch.
             With 0, the last epoch is kept.
-        patience: The number of epochs without a better validation value after which to stop.
+        patience: The fit stops after this many epochs without a better validation value.
         progress: Whether to show a progress bar.
 
     Returns:
-        The history. After an interruption from the keyboard it is returned as it is then.
+        The history of the fit. After Ctrl-C, it ends with the epoch that was interrupted.
 
     Raises:
-        FloatingPointError: If the loss is not finite. The parameters are the best ones until then.
+        FloatingPointError: If the loss is not finite. The module then has the best parameters
+            so far.
 
     Example:
         >>> from pyro_snefy import fit, snefy
@@ -138,19 +149,19 @@ def fit(
     steps = -(-len(train[0]) // batch_size)
     total = steps * max_epochs
     parameters = [p for p in module.parameters() if p.requires_grad]
-    fused = all(p.is_floating_point() for p in parameters)  # one kernel for all of them
+    fused = all(p.is_floating_point() for p in parameters)  # complex parameters cannot be fused
     optimizer = torch.optim.Adam(parameters, lr=lr, fused=fused)
     schedule = LambdaLR(optimizer, _Schedule(total))
     elbo = Trace_ELBO()(model, _NoLatents())
     history, best, was_training = History(), _Best(module), module.training
 
     def finish_epoch(losses: list[Tensor], epoch: int) -> None:
-        # Numbers are looked at once for each epoch, so that no step waits for the device.
+        # Losses are read once in an epoch, so that no step waits for the device.
         train_nll = torch.stack(losses)
         _check_finite(train_nll, f"step {{}} of epoch {epoch + 1}", lr)
         score = None
         if held_out is None:
-            # No loss has been seen of the parameters after the last step.
+            # No loss has been computed after the last step: check the parameters themselves.
             sizes = torch.stack([p.detach().abs().amax() for p in parameters])
             _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", lr)
         else:
@@ -162,8 +173,8 @@ def fit(
             history.best_epoch = epoch
 
     bar = tqdm(total=total, disable=not progress, unit="step", desc="fit")
-    # Arguments are checked once, and not in every step. Pyro's store of parameters is left alone:
-    # the module keeps its own.
+    # Events are checked once, and validation is off in the steps. The parameters live in the
+    # module: the scope leaves Pyro's parameter store as it was.
     with pyro.get_param_store().scope(), bar:
         _check_support(model, x, context, batch_size)
         with pyro.validation_enabled(False):
@@ -196,7 +207,12 @@ def fit(
 
 
 class _Schedule:
-    r"""A learning rate that rises at first, and falls along half a cosine to zero."""
+    r"""A factor of the learning rate: a linear rise times a cosine that falls from 1 to 0.
+
+    .. math:: \min\left(1, \frac{k + 1}{w}\right) \frac{1 + \cos(\pi k / K)}{2}
+
+    at step :math:`k` of :math:`K`, with a rise of :math:`w` steps.
+    """
 
     def __init__(self, steps: int) -> None:
         self.steps, self.warm_up = steps, 1 + int(_WARM_UP * steps)
@@ -207,7 +223,7 @@ class _Schedule:
 
 
 class _Best:
-    r"""The best values of the parameters and buffers of a module."""
+    r"""A copy of the parameters and buffers of a module at its lowest score."""
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors = [*module.parameters(), *module.buffers()]
@@ -219,7 +235,7 @@ class _Best:
         self.values = [tensor.clone() for tensor in self.tensors]
 
     def offer(self, score: float | None) -> bool:
-        """Keeps the values if their score is the lowest, or if there is none to go by."""
+        """Copies the present values if their score is the lowest so far, or if it is None."""
         if score is not None and score >= self.score:
             self.waited += 1
             return False
@@ -229,7 +245,7 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts the best values back in place."""
+        """Writes the best values back into the module."""
         for tensor, value in zip(self.tensors, self.values, strict=True):
             tensor.copy_(value)
 
@@ -285,16 +301,16 @@ def _check_finite(values: Tensor, where: str, lr: float) -> None:
 def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_size: int) -> None:
     model.eval()
     for k, (rows, given) in enumerate(_batches((x, context), 4 * batch_size)):
-        law = model.distribution(given)
-        if rows.shape[1:] != law.event_shape:
-            expected = ", ".join(map(str, ("N", *law.event_shape)))
+        distribution = model.distribution(given)
+        if rows.shape[1:] != distribution.event_shape:
+            expected = ", ".join(map(str, ("N", *distribution.event_shape)))
             raise ValueError(f"fit: expected x with shape ({expected}), got {tuple(x.shape)}.")
-        inside = law.support.check(rows)
+        inside = distribution.support.check(rows)
         if not inside.all():
             row = int(inside.int().argmin())
             raise ValueError(
-                f"fit: expected x in the support {law.support} of the module, got {rows[row]} in "
-                f"row {4 * batch_size * k + row}."
+                f"fit: expected x in the support {distribution.support} of the module, got "
+                f"{rows[row]} in row {4 * batch_size * k + row}."
             )
 
 

@@ -1,6 +1,14 @@
-r"""First values from data: bases by moments, neurons where the events are."""
+r"""First values from data: bases by moments, neurons that vary where the events are."""
 
-__all__ = ["centred_members", "complete_rows", "fit_base", "random_rows", "spread_neurons"]
+__all__ = [
+    "centred_members",
+    "complete_rows",
+    "fit_base",
+    "one_where_zero",
+    "random_rows",
+    "spread_neurons",
+    "subsample",
+]
 
 import math
 from functools import singledispatch
@@ -26,13 +34,18 @@ from ..bases import (
     UniformSphere,
 )
 
-# What is enough for first values, however many events there are.
-_ROWS, _ROUNDS = 10_000, 50
-_FEW = 100  # rows, of which moments are not to be trusted
+_ROWS = 10_000  # events at most: first values need no more
+_ROUNDS = 50  # of expectation maximisation: first values need not have converged
+_ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
 def random_rows(x: Tensor, count: int) -> Tensor:
-    r"""Events at random, without replacement where there are enough."""
+    r"""A given number of events at random, without replacement if there are enough of them.
+
+    Arguments:
+        x: The events, with shape :math:`(N, \text{event})`.
+        count: How many to draw.
+    """
     if len(x) >= count:
         index = torch.randperm(len(x), device=x.device)[:count]
     else:
@@ -40,34 +53,41 @@ def random_rows(x: Tensor, count: int) -> Tensor:
     return x[index]
 
 
-def complete_rows(x: Tensor) -> Tensor:
-    r"""Events without NaN: those that are complete, or else with values of other events.
+def subsample(x: Tensor) -> Tensor:
+    r"""At most 10,000 of the events, at random: enough for first values."""
+    return random_rows(x, min(len(x), _ROWS))
 
-    Where there are too few complete ones, what is missing is drawn from what is there of the same
-    coordinate, which keeps the laws of single coordinates.
+
+def complete_rows(x: Tensor) -> Tensor:
+    r"""Events without NaN.
+
+    The result is the complete events, if there are at least 100 or if events are scalars.
+    Otherwise all events are kept, and each NaN is replaced by a random observed value of the same
+    coordinate, which preserves the distribution of every single coordinate. If a coordinate is
+    never observed, the result is empty.
 
     Arguments:
         x: The events, with shape :math:`(N, \text{event})`.
     """
     missing = x.isnan()
     complete = ~(missing.any(-1) if x.dim() > 1 else missing)
-    if complete.all() or complete.sum() >= _FEW or x.dim() == 1:
+    if complete.all() or complete.sum() >= _ENOUGH or x.dim() == 1:
         return x[complete]
     columns = []
     for column, gaps in zip(x.unbind(-1), missing.unbind(-1), strict=True):
-        known = column[~gaps]
-        if not len(known):
+        observed = column[~gaps]
+        if not len(observed):
             return x[:0]
-        drawn = known[torch.randint(len(known), column.shape, device=x.device)]
+        drawn = observed[torch.randint(len(observed), column.shape, device=x.device)]
         columns.append(torch.where(gaps, drawn, column))
     return torch.stack(columns, dim=-1)
 
 
 @singledispatch
 def fit_base(base: Base, x: Tensor) -> Base:
-    r"""A base of the same kind and shapes, by the moments of events.
+    r"""A base of the same type and shapes, fitted to events by moments.
 
-    Bases without tensors to learn, and those with a batch shape, are left as they are.
+    A base without tensors to learn, or with a batch shape, is returned as it is.
 
     Arguments:
         base: The base.
@@ -92,10 +112,11 @@ def _gaussian(base: Gaussian, x: Tensor) -> Gaussian:
 
 @fit_base.register
 def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
-    r"""Seeds far from each other (k-means++), then expectation and maximisation."""
+    # Centres by k-means++ (Arthur and Vassilvitskii, 2007), then expectation maximisation
+    # (Dempster, Laird and Rubin, 1977).
     if base.batch_shape:
         return base
-    x = random_rows(x, min(len(x), _ROWS))
+    x = subsample(x)
     count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
     floor = 1e-6 * _variance(x)
     loc, distance = x[:1], x.new_full((len(x),), torch.inf)
@@ -107,6 +128,7 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     for _ in range(_ROUNDS):
         gaussians = Gaussian(loc, scale, validate_args=False)
         shares = (logits + gaussians.log_density(x.unsqueeze(-2))).softmax(-1)  # (N, K)
+        # 1e-3 of an event at the present location keeps a component without events finite.
         mass = shares.sum(0) + 1e-3
         loc = (shares.mT @ x + 1e-3 * loc) / mass.unsqueeze(-1)
         square = (shares.mT @ x.square() + 1e-3 * (loc.square() + floor)) / mass.unsqueeze(-1)
@@ -138,7 +160,7 @@ def _discrete(base: Discrete, x: Tensor) -> Discrete:
         return base
     matches = x.unsqueeze(-1 - base.event_dim) == base.points
     matches = matches.all(-1) if base.event_dim else matches
-    # Points that were not seen are rare, not impossible.
+    # Half an event more for each point, so that a point without events keeps a positive mass.
     counts = matches.to(x.dtype).sum(0) + 0.5
     masses = _shaped(counts / counts.sum() * base.masses.sum(-1).mean(), base.masses)
     return Discrete(base.points, masses, validate_args=False)
@@ -146,7 +168,8 @@ def _discrete(base: Discrete, x: Tensor) -> Discrete:
 
 @fit_base.register
 def _mixture(base: Mixture, x: Tensor) -> Mixture:
-    # Events go to atoms that they are on, or else to the base under which they are most likely.
+    # Each event is assigned to one part: to a discrete part that has an atom at the event, and
+    # otherwise to the part with the largest density there.
     scores = []
     for part in base.bases:
         score = torch.inf if isinstance(part, Discrete) else part.log_density(x)
@@ -171,29 +194,38 @@ def _standardized(base: Standardized, x: Tensor) -> Standardized:
     return Standardized(base.base, loc, scale, validate_args=False)
 
 
+def one_where_zero(spread: Tensor) -> Tensor:
+    r"""Variances or scales, with 1 for those that are zero or NaN: constants have no scale."""
+    return torch.where(spread > 0, spread, 1.0)
+
+
 def _variance(x: Tensor) -> Tensor:
-    variance = x.var(0, correction=0)
-    return torch.where(variance > 0, variance, 1.0)
+    return one_where_zero(x.var(0, correction=0))
 
 
 def _shaped(value: Tensor, like: Tensor) -> Tensor:
-    # Where one number stands for several, it is their mean.
+    # The values in the shape of `like`, as means over the dimensions where `like` has one entry.
     value = value.expand(torch.broadcast_shapes(value.shape, like.shape))
     return value.sum_to_size(like.shape) * (like.numel() / value.numel())
 
 
 @singledispatch
 def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
-    r"""Natural parameters of members of an exponential family, each about an event.
+    r"""Natural parameters of members of an exponential family, each centred at an event.
+
+    .. math:: p_i(x) = \mu(x) \exp(\eta_i \cdot t(x) - A(\eta_i)), \quad
+        \mathbb{E}_{p_i}[x] \approx c_i
+
+    Normal, gamma and Dirichlet members have half the variance of the events.
 
     Arguments:
-        base: The base.
-        centres: Where the members are to be, with shape :math:`(n, \text{event})`.
-        x: Events, with shape :math:`(N, \text{event})`, half of whose variance they are to have.
+        base: The base :math:`\mu`.
+        centres: The events :math:`c_i`, with shape :math:`(n, \text{event})`.
+        x: All events, with shape :math:`(N, \text{event})`.
 
     Returns:
-        The natural parameters, with shape :math:`(n, D)`, or None where the members are tilted
-        versions of a base that is a law already.
+        The natural parameters :math:`\eta`, with shape :math:`(n, D)`. None for a base without a
+        rule: it is a probability distribution, and :func:`spread_neurons` tilts it instead.
     """
     return None
 
@@ -206,7 +238,7 @@ def _normal_family(base: NormalFamily, centres: Tensor, x: Tensor) -> Tensor:
 
 @centred_members.register
 def _gamma_family(base: GammaFamily, centres: Tensor, x: Tensor) -> Tensor:
-    # Densities that are finite at zero.
+    # A concentration of at least 1 keeps the density finite at zero.
     concentration = (centres.square() / (_variance(x) / 2)).clamp(min=1.0)
     return torch.stack([concentration - 1, concentration / centres], dim=-1)
 
@@ -225,7 +257,7 @@ def _poisson_family(base: PoissonFamily, centres: Tensor, x: Tensor) -> Tensor:
 
 @centred_members.register
 def _uniform_sphere(base: UniformSphere, centres: Tensor, x: Tensor) -> Tensor:
-    # The concentration at which as many caps as there are members cover the sphere.
+    # The concentration at which n caps, one for each member, cover the sphere once.
     d = base.num_statistics
     return centres * (d - 1) * len(centres) ** (2 / (d - 1)) / 2
 
@@ -239,7 +271,7 @@ def _product_family(base: Product, centres: Tensor, x: Tensor) -> Tensor | None:
     ]
     if all(block is None for block, _ in blocks):
         return None
-    # A factor that is a law is left as it is at first.
+    # η = 0 leaves a factor that is itself a probability distribution unchanged.
     zeros = [centres.new_zeros(len(centres), size) for _, size in blocks]
     filled = [
         fill if block is None else block for (block, _), fill in zip(blocks, zeros, strict=True)
@@ -248,12 +280,19 @@ def _product_family(base: Product, centres: Tensor, x: Tensor) -> Tensor | None:
 
 
 def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    r"""Weights and biases of neurons that vary over the range of given statistics.
+    r"""Random weights and biases of neurons that vary where the events are.
+
+    .. math:: w_i = \frac{g_i \, \epsilon_i}{s \sqrt{D}}, \quad
+        b_i = -w_i \cdot t(x_{k_i}) \; (+ 2 \pi u_i \text{ for waves})
+
+    where :math:`\epsilon_i` is standard normal, :math:`s` is the standard deviation of the
+    statistics, :math:`x_{k_i}` is a random event, and :math:`u_i` is uniform on :math:`[0, 1)`.
+    The gain :math:`g_i` is the standard deviation of the preactivations.
 
     Arguments:
         activation: The activation.
-        statistic: The statistics of events, with shape :math:`(N, D)`.
-        count: How many neurons.
+        statistic: The statistics :math:`t(x)` of events, with shape :math:`(N, D)`.
+        count: The number :math:`n` of neurons.
 
     Returns:
         The weights, with shape :math:`(n, D)`, and the biases, with shape :math:`(n,)`.
@@ -262,7 +301,6 @@ def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tup
     weight = torch.randn(count, len(scale), dtype=scale.dtype, device=scale.device)
     gain = _gain(activation, torch.rand_like(weight[:, :1]))
     weight = gain * weight / (scale * math.sqrt(len(scale)))
-    # Preactivations vanish at events; waves have a phase besides.
     bias = -(weight * random_rows(statistic, count)).sum(-1)
     if isinstance(activation, FourierActivation):
         bias = bias + 2 * math.pi * torch.rand_like(bias)
@@ -271,19 +309,21 @@ def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tup
 
 @singledispatch
 def _gain(activation: Activation, uniform: Tensor) -> Tensor:
-    # The standard deviation of preactivations, from uniform numbers. The values are the best of a
-    # few that were tried on mixtures of six normal laws in 1, 2 and 8 dimensions.
+    # The standard deviation of the preactivations, from uniform numbers. This value and the values
+    # below are the best of a few, on mixtures of six normal distributions in 1, 2 and 8 dimensions.
     return torch.full_like(uniform, 2.0)
 
 
 @_gain.register
 def _wave_gain(activation: FourierActivation, uniform: Tensor) -> Tensor:
-    # Long waves and short ones: which are needed depends on how sharp the density is.
+    # From 1 to 8, uniform on the logarithmic scale: sharp densities need short waves, and smooth
+    # densities need long ones.
     return (uniform * math.log(8.0)).exp()
 
 
 @_gain.register
 def _snake_gain(activation: Snake, uniform: Tensor) -> Tensor:
+    # sin²(az) = (1 - cos 2az) / 2 is a wave of frequency 2a.
     return (uniform * math.log(8.0)).exp() / (2 * activation.a)
 
 

@@ -1,4 +1,4 @@
-r"""Squared neural families that own their parameters."""
+r"""Learnable squared neural families, without a context."""
 
 __all__ = ["JointSNEFY", "snefy"]
 
@@ -7,36 +7,46 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 
 from ..activations import Activation, Cis, Cos, Exp
-from ..bases import Base, FourierBase, Gaussian, LaplaceBase
+from ..bases import Base, FourierBase, LaplaceBase
 from ..constraints import is_real
 from ..distributions.snefy import SNEFY
 from ..kernels.registry import check_closed_form, closed_form
-from .initialization import centred_members, complete_rows, fit_base, random_rows, spread_neurons
-from .parameters import BaseModule, ConstrainedModule
+from .initialization import (
+    centred_members,
+    complete_rows,
+    fit_base,
+    random_rows,
+    spread_neurons,
+    subsample,
+)
+from .parameters import BaseModule, ConstrainedModule, as_base
 
-_ROWS = 10_000  # are enough to see the range of the neurons
-_NOISE = 0.2  # of the readout: enough to tell neurons apart, and little beside the base
+# The root mean square of the random part of the first outputs, next to a constant output of 1. It
+# breaks the symmetry between neurons, and leaves the density close to the base.
+_NOISE = 0.2
 
 
 class JointSNEFY(ConstrainedModule):
-    r"""A module that owns the parameters of a squared neural family, and returns it when called.
+    r"""A module that owns the parameters of a squared neural family.
 
     .. math:: p(x) = \frac{\mu(x)}{Z} \left\| V \sigma(W t(x) + b) \right\|^2
 
-    Its parameters are ``weight``, ``bias`` (where there is a closed form with one), ``readout``,
-    ``readout_imag`` with :class:`~pyro_snefy.activations.Cis`, and those of ``base``. Whatever is
-    constrained is learnt without constraints: the weights of exponential families as
-    ``raw_weight``, the scale of a Gaussian base as ``base.raw_scale``. All of them may be given
-    priors in a :class:`pyro.nn.PyroModule`, by the names without ``raw_``.
+    Calling the module returns the family (Tsuchida, Ong and Sejdinovic, arXiv:2305.13552). The
+    parameters are ``weight``, ``bias`` (if the kernel has a closed form with a bias), ``readout``,
+    ``readout_imag`` (with :class:`~pyro_snefy.activations.Cis`) and the tensors of ``base``.
+    Constrained parameters are stored unconstrained: the weights of exponential families as
+    ``raw_weight``, the scale of a Gaussian base as ``base.raw_scale``. In a
+    :class:`pyro.nn.PyroModule` each of them may have a prior, under its name without ``raw_``.
 
     Arguments:
-        base: The base measure.
+        base: The base measure :math:`\mu`.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout.
-        activation: The activation.
+        activation: The activation :math:`\sigma`.
         learn_base: Whether the tensors of the base are learnt.
 
     Example:
+        >>> from pyro_snefy.bases import Gaussian
         >>> model = JointSNEFY(Gaussian(torch.zeros(2), torch.ones(2)), 8, 1, Cos(), True)
         >>> [name for name, _ in model.named_parameters()]
         ['weight', 'bias', 'readout', 'base.loc', 'base.raw_scale']
@@ -63,12 +73,12 @@ class JointSNEFY(ConstrainedModule):
             self.weight = nn.Parameter(weight)
         else:
             self.raw_weight = nn.Parameter(weight)
-            self._constraints["weight"] = None  # it changes with the base
+            self._constraints["weight"] = None  # see `constraint`: it changes with the base
         has_bias = closed_form(activation, base, bias=True)
         self.bias = nn.Parameter(like.new_empty(hidden_dim)) if has_bias else None
         self.readout = nn.Parameter(like.new_empty(readout_dim, hidden_dim))
         if isinstance(activation, Cis):
-            # A complex parameter would stay behind when the module changes its dtype.
+            # Two real parameters, because Module.double() does not convert a complex one.
             self.readout_imag = nn.Parameter(like.new_empty(readout_dim, hidden_dim))
         self.reset_parameters()
 
@@ -77,7 +87,7 @@ class JointSNEFY(ConstrainedModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new weights, biases and readouts, for the base as it is."""
+        """Draws new weights, biases and readouts. The base stays as it is."""
         base = self.base()
         weight = torch.randn_like(self._raw_weight)
         if "weight" in self._constraints:
@@ -86,24 +96,26 @@ class JointSNEFY(ConstrainedModule):
             self._set_members(base, 2 * self.activation.scale * weight)
             return
         statistic = torch.randn(256, base.num_statistics, dtype=weight.dtype, device=weight.device)
-        if isinstance(base, FourierBase):
-            covariance = base.covariance(weight)
+        law = base.latent(weight)
+        if isinstance(law, FourierBase):
+            covariance = law.covariance(weight)
             scale = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-            statistic = base.mean(weight) + scale * statistic
+            statistic = law.mean(weight) + scale * statistic
             statistic = statistic.reshape(-1, base.num_statistics)
         self._set_neurons(statistic)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> "JointSNEFY":
-        r"""Takes first values from a sample of the data.
+        r"""Takes first values of the parameters from a sample of the data.
 
-        The base, if it is learnt, gets the moments of the data: a mixture by expectation and
-        maximisation. Neurons vary on the scale of the data, and the readout makes the density
-        close to that of the base. Members of exponential families are put where the data are.
+        If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
+        maximisation. The neurons then vary on the scale of the data, and the readout makes the
+        density close to the density of the base. With an exponential family, each squared neuron
+        becomes a member of the family instead, centred at an event.
 
         Arguments:
-            x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are left out where there
-                are others enough.
+            x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are dropped if enough
+                complete rows remain; else the gaps are filled by values of other rows.
         """
         base = self.base()
         x = x.to(self._raw_weight)
@@ -120,7 +132,7 @@ class JointSNEFY(ConstrainedModule):
         if self.learn_base:
             self.base.set(fit_base(base, x))
             base = self.base()
-        x = random_rows(x, min(len(x), _ROWS))
+        x = subsample(x)
         members = None
         if isinstance(self.activation, Exp):
             members = centred_members(base, random_rows(x, len(self._raw_weight)), x)
@@ -140,11 +152,13 @@ class JointSNEFY(ConstrainedModule):
         m, n = self.readout.shape
         weight, bias = spread_neurons(self.activation, statistic, n)
         if self.bias is None:
-            # Neurons that are zero on one side have others on the other.
+            # Without biases, pair each weight with its negative, so that rectifiers cover both
+            # half-spaces.
             weight[n // 2 : n // 2 * 2] = -weight[: n // 2]
             neurons = self.activation(statistic @ weight.mT)
         else:
-            # One neuron is constant, and the readout takes little else: the density is the base's.
+            # Neuron 0 is the constant σ(1), and dominates the readout: the density starts out close
+            # to the base.
             weight[0], bias[0] = 0.0, 1.0
             self.bias.copy_(bias)
             neurons = self.activation(statistic @ weight.mT + bias)
@@ -156,7 +170,8 @@ class JointSNEFY(ConstrainedModule):
         self._set_readout(readout / sizes)
 
     def _set_members(self, base: Base, eta: Tensor) -> None:
-        # Squared neurons are members of the family, and each row of the readout takes its share.
+        # σ(w_i·t + b_i)² = exp(η_i·t - A(η_i)): each squared neuron is a member of the exponential
+        # family. Row k of the readout starts with the neurons k, k + m, k + 2m, ...
         assert isinstance(base, LaplaceBase)
         assert isinstance(self.activation, Exp)
         assert self.bias is not None
@@ -174,7 +189,7 @@ class JointSNEFY(ConstrainedModule):
             self.readout_imag.normal_(std=_NOISE / readout.shape[-1] ** 0.5)
 
     def forward(self) -> SNEFY:
-        """The family, made of the parameters as they are now."""
+        """The family, built from the present values of the parameters."""
         readout: Tensor = self.readout
         if isinstance(self.activation, Cis):
             readout = torch.complex(readout, self.readout_imag)
@@ -195,14 +210,19 @@ def snefy(
 
     .. math:: p(x) = \frac{\mu(x)}{Z} \left\| V \sigma(W t(x) + b) \right\|^2
 
+    The family is due to `Tsuchida, Ong and Sejdinovic (2023) <https://arxiv.org/abs/2305.13552>`_,
+    arXiv:2305.13552.
+
     Arguments:
-        base_or_dim: The base measure, or the dimension :math:`d` of a standard normal one.
+        base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of a standard normal
+            base.
         hidden_dim: The number :math:`n` of neurons.
-        readout_dim: The number :math:`m` of rows of the readout. With one, densities have zeros.
+        readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
+            zero wherever the output of the network crosses zero.
         activation: The activation :math:`\sigma`.
-        learn_base: Whether the tensors of the base are learnt, under their constraints, as
-            :meth:`JointSNEFY.initialize` and gradients say. Tensors that say where the support
-            is stay as they are. If false, the base is a constant.
+        learn_base: Whether the tensors of the base are learnt, by :meth:`JointSNEFY.initialize`
+            and by gradients, under their constraints. Tensors that define the support are never
+            learnt.
 
     Example:
         >>> from pyro_snefy import fit, snefy
@@ -212,13 +232,5 @@ def snefy(
         >>> model().log_prob(x).shape
         torch.Size([200])
     """
-    base: Base
-    if isinstance(base_or_dim, Base):
-        base = base_or_dim
-    elif isinstance(base_or_dim, int) and base_or_dim >= 1:
-        base = Gaussian(torch.zeros(base_or_dim), torch.ones(base_or_dim))
-    else:
-        raise ValueError(
-            f"snefy: expected base_or_dim to be a Base or a positive integer, got {base_or_dim!r}."
-        )
+    base = as_base(base_or_dim, "snefy")
     return JointSNEFY(base, hidden_dim, readout_dim, activation, learn_base)

@@ -1,6 +1,6 @@
-r"""Modules that own the tensors of immutable values."""
+r"""Modules that own the tensors of bases, and keep them under their constraints."""
 
-__all__ = ["BaseModule", "ConstrainedModule"]
+__all__ = ["BaseModule", "ConstrainedModule", "as_base"]
 
 import re
 from typing import Any
@@ -9,16 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from ..bases import Base
+from ..bases import Base, Gaussian
 from ..constraints import is_real
 
 
 class ConstrainedModule(nn.Module):
-    r"""A module some of whose parameters are subject to constraints.
+    r"""A module with parameters under constraints.
 
-    A parameter ``scale`` that is constrained is kept as an unconstrained ``raw_scale``, and is
-    there as the attribute ``scale``, as every other one is. In a :class:`pyro.nn.PyroModule`, it
-    gives way to a :class:`pyro.nn.PyroSample` of that name.
+    .. math:: \text{scale} = T(\text{raw\_scale}), \quad
+        T: \mathbb{R}^k \to \text{the constrained set}
+
+    A constrained parameter ``scale`` is stored as the unconstrained parameter ``raw_scale``, where
+    :math:`T` is ``transform_to(constraint)``. Reading the attribute ``scale`` applies :math:`T`.
+    In a :class:`pyro.nn.PyroModule`, a :class:`pyro.nn.PyroSample` named ``scale`` takes the
+    place of that attribute.
     """
 
     def __init__(self) -> None:
@@ -30,7 +34,14 @@ class ConstrainedModule(nn.Module):
         return self._constraints[name]
 
     def constrain(self, name: str, value: Tensor, constraint: Any) -> None:
-        """Registers a parameter that satisfies a constraint, with its first value."""
+        """Registers a parameter under a constraint.
+
+        Arguments:
+            name: The name of the parameter.
+            value: The first value, which satisfies the constraint.
+            constraint: The constraint. Under a constraint that every value satisfies, the
+                parameter is registered as it is.
+        """
         if is_real(constraint):
             self.register_parameter(name, nn.Parameter(value.detach().clone()))
             return
@@ -40,7 +51,7 @@ class ConstrainedModule(nn.Module):
 
     @torch.no_grad()
     def assign(self, name: str, value: Tensor) -> None:
-        """Gives a parameter or buffer another value, in place."""
+        """Overwrites a parameter or a buffer in place, by a value that satisfies its constraint."""
         if name in self._constraints:
             value = transform_to(self.constraint(name)).inv(value)
             name = f"raw_{name}"
@@ -56,15 +67,16 @@ class ConstrainedModule(nn.Module):
 
 
 class BaseModule(ConstrainedModule):
-    r"""A module that owns the tensors of a base, and moves and saves them with the others.
+    r"""A module that owns the tensors of a base, so that they are moved and saved with it.
 
-    The tensors are attributes by their names: ``loc`` and ``scale`` of a Gaussian,
-    ``bases_1_rate`` of a Poisson law that is the second factor of a product.
+    Calling the module returns the base. Each tensor is an attribute: ``loc`` and ``scale`` for a
+    Gaussian, ``bases_1_rate`` for the rate of a Poisson base that is the second factor of a
+    product.
 
     Arguments:
         base: The base.
-        learn: Whether its tensors are parameters, under their constraints, or buffers. Tensors
-            that say where the support is are buffers always.
+        learn: Whether the tensors of the base are parameters, under their constraints, rather than
+            buffers. Tensors that define the support are always buffers.
 
     Example:
         >>> import torch
@@ -78,7 +90,7 @@ class BaseModule(ConstrainedModule):
 
     def __init__(self, base: Base, learn: bool = False) -> None:
         super().__init__()
-        # The value without its tensors' graph: modules are copied, and graphs are not.
+        # Detached, because a deep copy of the module would fail on tensors with a graph.
         self._base = base.map(Tensor.detach)
         self._names = [re.sub(r"\W+", "_", name) for name, _ in base.tensors()]
         pairs = zip(base.tensors(), base.tensor_constraints(), strict=True)
@@ -89,11 +101,27 @@ class BaseModule(ConstrainedModule):
                 self.register_buffer(name, value)
 
     def forward(self) -> Base:
-        """The base, made of the tensors as they are now."""
+        """The base, built from the present values of the tensors."""
         tensors = iter([getattr(self, name) for name in self._names])
         return self._base.map(lambda _: next(tensors))
 
     def set(self, base: Base) -> None:
-        """Takes the values of another base of the same kind and shapes."""
+        """Overwrites the tensors by the tensors of a base of the same type and shapes."""
         for name, (_, value) in zip(self._names, base.tensors(), strict=True):
             self.assign(name, value)
+
+
+def as_base(base_or_dim: Base | int, caller: str) -> Base:
+    r"""The given base, or a standard normal base.
+
+    Arguments:
+        base_or_dim: A base, or the dimension :math:`d` of a standard normal base.
+        caller: The name of the function that asks, for the error message.
+    """
+    if isinstance(base_or_dim, Base):
+        return base_or_dim
+    if isinstance(base_or_dim, int) and base_or_dim >= 1:
+        return Gaussian(torch.zeros(base_or_dim), torch.ones(base_or_dim))
+    raise ValueError(
+        f"{caller}: expected base_or_dim to be a Base or a positive integer, got {base_or_dim!r}."
+    )

@@ -90,6 +90,16 @@ def test_against_a_gaussian_envelope() -> None:
     assert ratio >= 25
 
 
+def test_single_draw() -> None:
+    """One draw of a joint family takes at most 5 ms: models draw one event at a time."""
+    torch.manual_seed(0)
+    family = SNEFY(torch.randn(50, 2), torch.randn(50), torch.randn(1, 50), activation=Cos())
+    times = medians({"draw": lambda: family.sample(())})
+    rate = float(family.acceptance_rate)
+    print(f"\none draw {times['draw'] * 1e3:.2f} ms (aim: 5 ms); acceptance {rate:.3f}")
+    assert times["draw"] <= 5e-3
+
+
 def test_conditional() -> None:
     torch.manual_seed(0)
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)

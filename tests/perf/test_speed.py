@@ -5,6 +5,7 @@ and the aim where it is reached, or else less than that: what holds whatever els
 A network in front of the family costs the baseline the same, and bounds what can be gained over it.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pyro
@@ -116,6 +117,26 @@ def test_heads(heads: tuple[Head, ...]) -> None:
     )
     _report(f"heads {heads}", times, "the cost of the network")
     assert times["ours"] <= 6 * times["network"]
+
+
+@pytest.mark.parametrize("heads", [None, (Bias(),)], ids=["default", "bias"])
+def test_validation(heads: tuple[Head, ...] | None) -> None:
+    """Validation, which is on by default in Pyro, costs at most 15 % of a step."""
+    base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    model = conditional_snefy(base, 5, heads=heads)
+    context, y = torch.randn(256, 5), torch.randn(256)
+    step = _step(list(model.parameters()), lambda: model.condition(context).log_prob(y))
+
+    def switched(validation: bool) -> Callable[[], None]:
+        def run() -> None:
+            with pyro.validation_enabled(validation):
+                step()
+
+        return run
+
+    times = medians({"ours": switched(False), "validated": switched(True)}, seconds=8.0)
+    _report(f"validation, heads {heads or 'by default'}", times, "validated 1.15x")
+    assert times["validated"] <= 1.15 * times["ours"]
 
 
 def test_joint_mixture() -> None:
