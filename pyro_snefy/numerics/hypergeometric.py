@@ -153,7 +153,7 @@ def _log_value(order: float, y: Tensor) -> tuple[Tensor]:
 
 
 def _debye_orders(order: float) -> list[float]:
-    r"""Returns the orders from one where Debye's expansion serves down to `order`, in unit steps."""
+    r"""Returns orders in unit steps, from one that suits Debye's expansion down to `order`."""
 
     steps = max(0, math.ceil(_DEBYE_ORDER + 1 - order))
     return [order + k for k in range(steps, -1, -1)]
