@@ -41,8 +41,8 @@ def mp_mean_relu(p: int, m: mp.mpf, s: mp.mpf) -> mp.mpf:
     if s == 0:
         return mp_relu(p, m)
 
-    # The recursion cancels in the lower tail, but digits are cheap here.
-    with mp.workdps(60):
+    # The recursion cancels in the lower tail, the more so the higher p, but digits are cheap.
+    with mp.workdps(60 + 5 * p):
         low, high = mp_cdf(m / s), m * mp_cdf(m / s) + s * mp_pdf(m / s)
         for k in range(2, p + 1):
             low, high = high, m * high + (k - 1) * s * s * low

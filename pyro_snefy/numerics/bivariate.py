@@ -45,9 +45,9 @@ def _unit_rule(count: int) -> Rule:
     return [((1 + u) / 2, w / 2) for u, w in zip(*map(list, leggauss(count)), strict=True)]
 
 
-# The smallest numbers of nodes, by measurement, with a negligible error for all arguments.
-_LONG_RULE = _unit_rule(48)
-_SHORT_RULE = _unit_rule(40)
+# The smallest numbers of nodes, by measurement, with a negligible error for all arguments: up to
+# the third power, for higher powers, and for integrands that decay slowly.
+_LOW_RULE, _HIGH_RULE, _SLOW_RULE = _unit_rule(40), _unit_rule(64), _unit_rule(48)
 # Nodes are visited together while their values are at most this many numbers. Together they save
 # kernel launches; beyond this number, they would leave the cache and take memory.
 _CACHE = 2**16
@@ -125,7 +125,7 @@ def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
     end = r + torch.clamp(d, max=math.sqrt(2 * _DROP))
 
     high, low = torch.zeros_like(y), torch.zeros_like(y)
-    for u, w in _node_chunks(_SHORT_RULE, y):
+    for u, w in _node_chunks(_HIGH_RULE if k > 3 else _LOW_RULE, y):
         t = end * u
         term = w * torch.exp(-t * (t / 2 + y)) * t ** (k - 1)
         low = low + term.sum(0)
@@ -290,10 +290,14 @@ def _pair_integrals(
     rise = (h1 - sign * h2).square() / 8
     fall = (h1 + sign * h2).square() / 8
 
-    # Keep the stretch in which the exponent stays within _DROP of its least value.
+    # Keep the stretch in which the exponent stays within `drop` of its least value. The integrand
+    # is at most a gamma density of shape p + 1 in units of the exponent, which peaks at p, and
+    # loses _DROP nats from there before `drop`.
+    top_power = max(p for p, _ in orders)
+    drop = _DROP + top_power + math.sqrt(2 * _DROP * top_power)
     a, b = torch.clamp(rise, min=1e-300), torch.clamp(fall, min=1e-300)
     top = torch.minimum(torch.clamp(torch.log(b / a) / 4, min=0.0), end)
-    level = a * torch.exp(2 * top) + b * torch.exp(-2 * top) + _DROP
+    level = a * torch.exp(2 * top) + b * torch.exp(-2 * top) + drop
     level = level + torch.sqrt(torch.clamp(level * level - 4 * a * b, min=0.0))
     start = torch.minimum(torch.clamp(torch.log(2 * b / level) / 2, min=0.0), end)
     decay = max(min(2 * p + 1 - 2 * max(k, 0) for p, k in orders), 1)
@@ -308,15 +312,16 @@ def _pair_integrals(
     first = torch.exp(-start)
     del a, b, top, level, stop, end
 
+    rule = _HIGH_RULE if top_power > 3 else _LOW_RULE if decay > 1 else _SLOW_RULE
     sums = {order: torch.zeros_like(width) for order in sorted(orders)}
-    for u, w in _node_chunks(_LONG_RULE if decay == 1 else _SHORT_RULE, width):
+    for u, w in _node_chunks(rule, width):
         thin = (share * u).neg_().add_(1)
         root = first * _natural_power(thin, grade)  # exp(-t)
         e = root * root
         shape = root / (1 + e)  # sech(t) / 2
         term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
         # (tanh(end) - tanh(t)) / ratio and exp(2t), up to the sign of t, where needed.
-        difference = (e - floor).div_(1 + e) if any(p for p, _ in sums) else e
+        difference = (e - floor).div_(1 + e) if top_power > 0 else e
         tilt = torch.where(sign > 0, 1 / e, e) if any(k for _, k in sums) else e
         previous = 0
         for p, k in sums:
