@@ -224,8 +224,11 @@ def _boundary(k: int, h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
 def _conditional_cdf(h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
     # Phi((h2 - rho h1) / sqrt(1 - rho^2)), without the cancellation in either difference.
     sign, size = _sign(x), x.abs()
+    h = (h2 - sign * h1) * torch.cosh(size) + sign * h1 * torch.exp(-size)
 
-    return _cdf((h2 - sign * h1) * torch.cosh(size) + sign * h1 * torch.exp(-size))
+    # For a degenerate pair this is a step, and counts as constant. Its two slopes of order
+    # cosh(size) would cancel where h1 and h2 are equal, and take all digits with them.
+    return _cdf(torch.where(size < _DEGENERATE, h, h.detach()))
 
 
 def _pair_partials(
