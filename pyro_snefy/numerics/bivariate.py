@@ -226,8 +226,8 @@ def _conditional_cdf(h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
     sign, size = _sign(x), x.abs()
     h = (h2 - sign * h1) * torch.cosh(size) + sign * h1 * torch.exp(-size)
 
-    # For a degenerate pair this is a step, and counts as constant. Its two slopes of order
-    # cosh(size) would cancel where h1 and h2 are equal, and take all digits with them.
+    # For a degenerate pair this is a step in h2 - h1, and counts as constant. Otherwise its slopes
+    # by h1 and h2, of size cosh(x), would swamp all other terms when they cancel for h1 = h2.
     return _cdf(torch.where(size < _DEGENERATE, h, h.detach()))
 
 
@@ -293,9 +293,9 @@ def _pair_integrals(
     rise = (h1 - sign * h2).square() / 8
     fall = (h1 + sign * h2).square() / 8
 
-    # Keep the stretch in which the exponent stays within `drop` of its least value. The integrand
-    # is at most a gamma density of shape p + 1 in units of the exponent, which peaks at p, and
-    # loses _DROP nats from there before `drop`.
+    # Keep the stretch in which the exponent stays within `drop` of its least value. Far from this
+    # value the integrand falls like y^p exp(-y), where y is the rise of the exponent. It peaks at
+    # y = p, and is _DROP nats below its peak at y = drop.
     top_power = max(p for p, _ in orders)
     drop = _DROP + top_power + math.sqrt(2 * _DROP * top_power)
     a, b = torch.clamp(rise, min=1e-300), torch.clamp(fall, min=1e-300)
