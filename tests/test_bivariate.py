@@ -10,7 +10,11 @@ import mpmath as mp
 import pytest
 import torch
 from torch import Tensor
+from torch.func import hessian, jacfwd, jacrev, jvp
 
+from pyro_snefy import SNEFY
+from pyro_snefy.activations import GELU, Activation, Erf, LeakyReLU, ReLU, Step
+from pyro_snefy.bases import UniformSphere
 from pyro_snefy.numerics.bivariate import (
     bivariate_cdf,
     erf_moment,
@@ -41,8 +45,8 @@ def mp_mean_relu(p: int, m: mp.mpf, s: mp.mpf) -> mp.mpf:
     if s == 0:
         return mp_relu(p, m)
 
-    # The recursion cancels in the lower tail, but digits are cheap here.
-    with mp.workdps(60):
+    # The recursion cancels in the lower tail, the more so the higher p, but digits are cheap.
+    with mp.workdps(60 + 5 * p):
         low, high = mp_cdf(m / s), m * mp_cdf(m / s) + s * mp_pdf(m / s)
         for k in range(2, p + 1):
             low, high = high, m * high + (k - 1) * s * s * low
@@ -199,6 +203,41 @@ def test_moment_against_mpmath(name: str, pair: tuple[float, ...]) -> None:
     assert relative_error(name, *pair) < 1e-11
 
 
+@pytest.mark.parametrize("pair", PAIRS[:6], ids=str)
+@pytest.mark.parametrize("power", [13, 16, 20])
+def test_high_powers(power: int, pair: tuple[float, ...]) -> None:
+    """Every term is positive for acute angles, so that float64 keeps its relative precision."""
+
+    m1, m2, v1, v2, angle = pair
+    case = Case(partial(relu_moment, power), partial(mp_relu, power), partial(mp_mean_relu, power))
+    with mp.workdps(30):
+        cos, sin, scale = mp.cos(angle), mp.sin(angle), mp.sqrt(mp.mpf(v1) * mp.mpf(v2))
+        expected = mp_moment(case, (m1, m2), (v1, v2), scale * cos, (scale * sin) ** 2, 6)
+    found = case.moment(*(torch.tensor(float(x)) for x in (m1, m2, v1, v2, scale * cos, angle)))
+
+    if angle < math.pi / 2:
+        assert abs(found.item() - expected) < 1e-13 * expected
+    else:  # terms of both signs, each below the geometric mean of K11 and K22
+        norms = (mp_moment(case, (m, m), (v, v), v, mp.mpf(0), 3) for m, v in ((m1, v1), (m2, v2)))
+        assert abs(found.item() - expected) < 1e-14 * mp.sqrt(mp.fprod(norms))
+
+
+@pytest.mark.parametrize("power", [13, 20, 25])
+def test_high_powers_in_a_density(power: int) -> None:
+    W, V = torch.randn(3, 2), torch.randn(2, 3)
+
+    # On the circle, the density integrates to one by the trapezoidal rule.
+    turn = 2 * math.pi * torch.arange(2000) / 2000
+    x = torch.stack([turn.cos(), turn.sin()], dim=-1)
+    d = SNEFY(W, readout=V, activation=ReLU(power), base=UniformSphere(2))
+    assert d.log_prob(x).exp().mean() * 2 * math.pi == pytest.approx(1.0, rel=1e-10)
+
+    # On a Gaussian line, it does so by the same rule.
+    x = torch.linspace(-40.0, 40.0, 8001)
+    d = SNEFY(W[:, :1], V[0], V, activation=ReLU(power))
+    assert d.log_prob(x.unsqueeze(-1)).exp().sum() * 0.01 == pytest.approx(1.0, rel=1e-10)
+
+
 @pytest.mark.parametrize("gap", [0.0, 1e-10, 1e-6, 1e-3, 0.1])
 @pytest.mark.parametrize("h", [-30.0, -3.0, 0.0, 10.0])
 def test_parallel_steps(h: float, gap: float) -> None:
@@ -237,7 +276,13 @@ def test_half_normal_gradient(k: int) -> None:
     m = torch.tensor([-20.0, -2.0, -0.1, 0.0, 0.5, 4.0], requires_grad=True)
     v = torch.tensor([9.0, 1.0, 2.0, 1.0, 0.3, 1.0], requires_grad=True)
 
-    assert torch.autograd.gradcheck(lambda m, v: half_normal_moment(k, m, v), (m, v))
+    assert torch.autograd.gradcheck(
+        lambda m, v: half_normal_moment(k, m, v),
+        (m, v),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -298,7 +343,13 @@ def test_gradient(name: str, weight: str) -> None:
     def function(W: Tensor, b: Tensor) -> Tensor:
         return kernel(name, W, b)
 
-    assert torch.autograd.gradcheck(function, (W, b))
+    assert torch.autograd.gradcheck(
+        function,
+        (W, b),
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
@@ -308,7 +359,65 @@ def test_curvature_in_the_bias(name: str) -> None:
     W = torch.tensor(WEIGHTS["generic"])
     b = torch.tensor([0.3, -0.9, 0.8], requires_grad=True)
 
-    assert torch.autograd.gradgradcheck(lambda b: kernel(name, W, b), (b,))
+    assert torch.autograd.gradgradcheck(
+        lambda b: kernel(name, W, b), (b,), check_fwd_over_rev=True, check_batched_grad=True
+    )
+
+
+def test_curvature_of_equal_steps() -> None:
+    """The diagonal of the kernel of a step is smooth, in spite of the kink beside it."""
+
+    W, b = torch.tensor(WEIGHTS["generic"]), torch.tensor([0.3, -0.9, 0.8])
+    found = jacrev(jacrev(lambda b: kernel("step", W, b).diagonal().sum()))(b)
+    s = W.norm(dim=-1)
+    expected = -b / s**3 * torch.exp(-((b / s) ** 2) / 2) / math.sqrt(2 * math.pi)
+    assert torch.allclose(found, expected.diag(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_mode(name: str) -> None:
+    """Forward mode agrees with backward mode, in every combination of the two."""
+
+    W, b = torch.tensor(WEIGHTS["generic"]), torch.tensor([0.3, -0.9, 0.8])
+
+    def total(W: Tensor, b: Tensor) -> Tensor:
+        return (kernel(name, W, b) * torch.arange(9.0).reshape(3, 3)).sum()
+
+    dW, db = torch.randn(3, 2), torch.randn(3)
+    _, slope = jvp(total, (W, b), (dW, db))
+    gW, gb = jacrev(total, argnums=(0, 1))(W, b)
+    assert torch.allclose(slope, (gW * dW).sum() + (gb * db).sum(), rtol=1e-12)
+
+    expected = jacrev(jacrev(total, argnums=1), argnums=1)(W, b)
+    for outer, inner in ((jacfwd, jacrev), (jacrev, jacfwd), (jacfwd, jacfwd)):
+        found = outer(inner(total, argnums=1), argnums=1)(W, b)
+        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "activation", [Erf(), Step(), ReLU(), ReLU(2), LeakyReLU(0.1), GELU()], ids=repr
+)
+def test_forward_mode_of_a_density(activation: Activation) -> None:
+    W, b, V = torch.randn(3, 2), torch.randn(3), torch.randn(2, 3)
+    x = torch.randn(20, 2)
+    x = x[(x @ W.mT + b > 0).any(-1)][:4]  # where a rectifier has a density
+
+    def log_prob(W: Tensor, b: Tensor) -> Tensor:
+        return SNEFY(W, b, V, activation=activation).log_prob(x)
+
+    def total(W: Tensor, b: Tensor) -> Tensor:
+        return log_prob(W, b).sum()
+
+    jacobian = jacfwd(log_prob, argnums=(0, 1))(W, b)
+    gradient = torch.autograd.functional.jacobian(log_prob, (W, b))
+    for found, expected in zip(jacobian, gradient, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+    curvature = hessian(total, argnums=(0, 1))(W, b)
+    twice = torch.autograd.functional.hessian(total, (W, b))
+    for row, other in zip(curvature, twice, strict=True):
+        for found, expected in zip(row, other, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_step_gradient_is_split_between_equal_bounds() -> None:

@@ -323,6 +323,9 @@ def test_vmap(function: Transform, order: float):
     hessian = torch.func.hessian(lambda y: scalar(y).sum())(y[0])
     torch.testing.assert_close(hessian, second[0].diag(), rtol=1e-12, atol=1e-15)
 
+    twice = torch.func.jacfwd(torch.func.jacfwd(lambda y: scalar(y).sum()))(y[0])
+    torch.testing.assert_close(twice, second[0].diag(), rtol=1e-12, atol=1e-15)
+
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_jit_trace(function: Transform):

@@ -1,4 +1,21 @@
-r"""Moments of rectified and sigmoidal functions of two correlated Gaussian variables."""
+r"""Moments of rectified and sigmoidal functions of two correlated Gaussian variables.
+
+Each product moment :math:`\mathbb{E} [\sigma(z_1) \sigma(z_2)]` takes the law of
+:math:`(z_1, z_2)` as six tensors that broadcast together:
+
+- `m1` and `m2`, the means,
+- `v1` and `v2`, the variances, which may be zero,
+- `c`, the covariance,
+- `angle`, the angle :math:`\arccos \rho` between the weights of the two neurons. Near 0 and
+  :math:`\pi` the covariance has lost the digits of the angle. The angle gets no gradient.
+
+Throughout, :math:`s_k = \sqrt{v_k}`, :math:`h_k = m_k / s_k` and :math:`\rho = c / s_1 s_2`.
+:math:`\phi` and :math:`\Phi` are the standard normal density and distribution function,
+:math:`\phi_2` and :math:`\Phi_2` the bivariate ones. All moments rest on Price's theorem (1958):
+:math:`\partial_c \mathbb{E} [f(z_1) g(z_2)] = \mathbb{E} [f'(z_1) g'(z_2)]`. The moments are
+kernels of squared neural families (arXiv:2305.13552) for any bias. Derivatives of every order
+exist, in backward and in forward mode.
+"""
 
 __all__ = [
     "bivariate_cdf",
@@ -11,45 +28,43 @@ __all__ = [
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-Order = tuple[int, int]
+from .elementwise import elementwise
+
+Orders = frozenset[tuple[int, int]]
+Rule = list[tuple[float, float]]
 
 
-def _unit_rule(count: int) -> tuple[tuple[float, float], ...]:
-    nodes, weights = leggauss(count)
+def _unit_rule(count: int) -> Rule:
+    """Returns the Gauss-Legendre rule on [0, 1], as pairs of a node and its weight."""
 
-    return tuple((float(1 + u) / 2, float(w) / 2) for u, w in zip(nodes, weights, strict=True))
+    return [((1 + u) / 2, w / 2) for u, w in zip(*map(list, leggauss(count)), strict=True)]
 
 
-# Measured, the smallest numbers of nodes whose error is negligible wherever the arguments are.
-_LONG_RULE = _unit_rule(48)
-_SHORT_RULE = _unit_rule(40)
-_HALF_RULE = _unit_rule(40)
-# Nodes are visited together while their values fit in a cache, which saves kernel launches, and
-# one by one otherwise, so that memory is a small multiple of the inputs.
-_CHUNK, _CACHE = 8, 2**16
-# Nats after which an integrand is dropped: exp(-38) is below the rounding of its sum.
+# The smallest numbers of nodes, by measurement, with a negligible error for all arguments: up to
+# the third power, for higher powers, and for integrands that decay slowly.
+_LOW_RULE, _HIGH_RULE, _SLOW_RULE = _unit_rule(40), _unit_rule(64), _unit_rule(48)
+# Nodes are visited together while their values are at most this many numbers. Together they save
+# kernel launches; beyond this number, they would leave the cache and take memory.
+_CACHE = 2**16
+# Integrands end 38 nats below their peak: exp(-38) is below the rounding error of the sum.
 _DROP = 38.0
-# Below this variance a variable counts as constant: 1 / v must not overflow.
+# A variable counts as constant below this variance, so that 1 / v does not overflow.
 _TINY = 1e-200
-# |h| beyond which exp(-h^2 / 4) is zero in float64, whatever the rest is.
+# h is clamped to this size: exp(-h^2 / 4) is already zero in float64.
 _FAR = 1e3
-# |artanh(rho)| beyond which sqrt(1 - rho^2) < 1e-12 and the pair counts as degenerate.
+# A pair counts as degenerate beyond this |artanh(rho)|, where sqrt(1 - rho^2) < 1e-12.
 _DEGENERATE = 28.0
 
 
-def _node_chunks(
-    rule: tuple[tuple[float, float], ...], like: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _node_chunks(rule: Rule, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     # Nodes lead, so that the innermost loop of each kernel runs over the inputs.
     shape = (-1,) + (1,) * like.dim()
-
-    chunk = min(max(_CACHE // max(int(like.numel()), 1), 1), _CHUNK)
+    chunk = max(_CACHE // max(int(like.numel()), 1), 1)
 
     for i in range(0, len(rule), chunk):
         part = torch.tensor(rule[i : i + chunk], dtype=like.dtype, device=like.device)
@@ -57,7 +72,7 @@ def _node_chunks(
 
 
 def _natural_power(x: Tensor, n: int) -> Tensor:
-    # Repeated squaring: several times faster than pow on a tensor.
+    # Repeated squaring is several times faster than pow on a tensor.
     if n == 1:
         return x
     half = _natural_power(x, n // 2)
@@ -73,6 +88,14 @@ def _cdf(h: Tensor) -> Tensor:
     return torch.erfc(-h / math.sqrt(2)) / 2
 
 
+def _sign(x: Tensor) -> Tensor:
+    return torch.where(x < 0, -1.0, 1.0).to(x)
+
+
+def _clamp(h: Tensor) -> Tensor:
+    return torch.clamp(h, -_FAR, _FAR)
+
+
 def _standardise(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Returns h = m / s and s, both with finite gradients where v = 0."""
 
@@ -80,38 +103,33 @@ def _standardise(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     s = torch.sqrt(torch.where(random, v, 1.0))
     h = torch.where(random, m / s, torch.where(m > 0, _FAR, -_FAR))
 
-    return torch.clamp(h, -_FAR, _FAR), torch.where(random, s, 0.0)
+    return _clamp(h), torch.where(random, s, 0.0)
 
 
 # One variable
 
 
 def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
-    r"""Returns :math:`\int_0^\infty r^j \exp(-r^2/2 - ry) dr` for j = 0 to k, where y >= 0.
+    r"""Returns :math:`M_j = \int_0^\infty r^j \exp(-r^2/2 - ry) dr` for j = 0 to k, where y >= 0.
 
-    The recursion :math:`M_{j+1} = j M_{j-1} - y M_j` cancels upwards, not downwards: only
-    the top two are integrated.
+    .. math:: M_{j+1} = j M_{j-1} - y M_j
+
+    :math:`M_j` is a parabolic cylinder function (DLMF 12.5.1, 12.8.1). The recursion cancels
+    upwards and is stable downwards, so only the top two are integrated.
     """
 
-    # The integrand peaks at r, and has lost _DROP nats of its height at r + d.
+    # The integrand peaks at r. At r + d it is _DROP nats below its peak.
     r = 2 * k / (y + torch.sqrt(y * y + 4 * k))
-    ratio = _DROP / max(k, 1)
+    ratio = _DROP / k
     d = r * (ratio + math.sqrt(ratio * (ratio + 2)))
-    d = torch.clamp(d, max=math.sqrt(2 * _DROP))
-    if k == 0:
-        d = 2 * _DROP / (y + torch.sqrt(y * y + 2 * _DROP))
+    end = r + torch.clamp(d, max=math.sqrt(2 * _DROP))
 
-    end = r + d
     high, low = torch.zeros_like(y), torch.zeros_like(y)
-    for u, w in _node_chunks(_HALF_RULE, y):
+    for u, w in _node_chunks(_HIGH_RULE if k > 3 else _LOW_RULE, y):
         t = end * u
-        term = w * torch.exp(-t * (t / 2 + y))
-        term = term * t ** max(k - 1, 0)
+        term = w * torch.exp(-t * (t / 2 + y)) * t ** (k - 1)
         low = low + term.sum(0)
         high = high + (term * t).sum(0)
-
-    if k == 0:
-        return [end * low]
 
     moments = [end * high, end * low]
     for j in range(k - 1, 0, -1):
@@ -120,65 +138,42 @@ def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
     return moments[::-1]
 
 
-def _half_normal_values(k: int, m: Tensor, v: Tensor) -> list[Tensor]:
-    h, s = _standardise(m, v)
+def _half_normal_partials(k: int, m: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
+    r"""Returns the partial derivatives of :math:`e_0, \dots, e_k` with respect to m and v.
 
-    # Upward recursion: every term is positive for m > 0, and exact at v = 0.
-    right = [_cdf(h)]
-    if k > 0:
-        right.append(m * right[0] + s * _pdf(h))
+    .. math:: \partial_m e_j = j e_{j-1} \qquad \partial_v e_j = \tfrac{1}{2} j (j-1) e_{j-2}
+
+    For small j these are the density of z at zero, and its slope.
+    """
+
+    h, s = _standardise(m, v)
+    s = torch.where(s > 0, s, 1.0)  # h is so far out where s = 0 that its density is zero
+    density = _pdf(h) / s
+    e = _half_normal(k - 1, m, v) if k > 0 else ()
+    rows = [(density, -h * density / (2 * s)), *((x, density / 2) for x in e[:1])]
+
+    return rows + [(j * e[j - 1], j * (j - 1) / 2 * e[j - 2]) for j in range(2, k + 1)]
+
+
+@elementwise(_half_normal_partials)
+def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """Returns the moments e_0 to e_k, where m and v have one shape."""
+
+    h, s = _standardise(m, v)
+    if k == 0:
+        return (_cdf(h),)
+
+    # For m > 0 every term of the upward recursion is positive. It is exact at v = 0.
+    right = [_cdf(h), m * _cdf(h) + s * _pdf(h)]
     for j in range(2, k + 1):
         right.append(m * right[-1] + (j - 1) * v * right[-2])
 
-    if k == 0:
-        return right
-
-    scale = _pdf(h)
-    left = [right[0]]
+    scale, left = _pdf(h), right[:1]
     for moment in _laplace_moments(k, torch.clamp(-h, min=0.0))[1:]:
         scale = scale * s
         left.append(scale * moment)
 
-    return [torch.where(h > 0, a, b) for a, b in zip(right, left, strict=True)]
-
-
-class _HalfNormal(torch.autograd.Function):
-    r"""Moments :math:`e_0, \dots, e_k`, differentiated through each other.
-
-    .. math:: \partial_m e_j = j e_{j-1} \qquad \partial_v e_j = \tfrac{1}{2} j (j-1) e_{j-2}
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_half_normal_values(k, m, v))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _, m, v = inputs
-        ctx.save_for_backward(m, v, *output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        m, v, *e = ctx.saved_tensors
-        h, s = _standardise(m, v)
-        random = v > _TINY
-        # e_{-1} and e_{-2} in the sense of distributions: the density at zero, and its slope.
-        density = torch.where(random, _pdf(h) / torch.where(random, s, 1.0), 0.0)
-        slope = torch.where(random, -h * density / (2 * torch.where(random, s, 1.0)), 0.0)
-
-        grad_m, grad_v = grads[0] * density, grads[0] * slope
-        for j, grad in enumerate(grads[1:], start=1):
-            grad_m = grad_m + grad * j * e[j - 1]
-            curvature = density / 2 if j == 1 else j * (j - 1) / 2 * e[j - 2]
-            grad_v = grad_v + grad * curvature
-
-        return None, grad_m, grad_v
-
-
-def _half_normal_moments(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return _HalfNormal.apply(k, *torch.broadcast_tensors(m, v))
+    return tuple(torch.where(h > 0, a, b) for a, b in zip(right, left, strict=True))
 
 
 def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
@@ -186,8 +181,8 @@ def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
 
     .. math:: e_k(m, v) = \mathbb{E} [ (z)_+^k ] \qquad z \sim \mathcal{N}(m, v)
 
-    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. The relative error is small
-    however far :math:`m` lies below zero, as long as the moment does not underflow.
+    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. However far :math:`m` lies below
+    zero, the relative error is small, unless the moment underflows.
 
     Arguments:
         k: The order of the moment, a natural number.
@@ -195,94 +190,28 @@ def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
         v: The variance, which may be zero.
     """
 
-    return _half_normal_moments(k, m, v)[k]
+    return _half_normal(k, *torch.broadcast_tensors(m, v))[k]
 
 
 # Two variables
 
 
-def _pair_sums(orders: tuple[Order, ...], h1: Tensor, h2: Tensor, x: Tensor) -> list[Tensor]:
-    sign = torch.where(x < 0, -1.0, 1.0).to(x)
-    end = x.abs()
+def _rapidity_slope(_: None, rho: Tensor, x: Tensor) -> list[tuple[Tensor]]:
+    (x,) = _rapidity(None, rho, x)
+    slope = torch.cosh(torch.clamp(x, -_DEGENERATE, _DEGENERATE)).square()
 
-    # The integrand is exp(-rise * exp(2t) - fall * exp(-2t)) times sech(t), a power of
-    # tanh(end) - tanh(t) and exp(2kt), all up to the sign of rho; t runs from 0 to end.
-    rise = (h1 - sign * h2).square() / 8
-    fall = (h1 + sign * h2).square() / 8
-
-    # Keep the stretch in which the exponent stays within _DROP of its least value.
-    a, b = torch.clamp(rise, min=1e-300), torch.clamp(fall, min=1e-300)
-    top = torch.minimum(torch.clamp(torch.log(b / a) / 4, min=0.0), end)
-    level = a * torch.exp(2 * top) + b * torch.exp(-2 * top) + _DROP
-    level = level + torch.sqrt(torch.clamp(level * level - 4 * a * b, min=0.0))
-    start = torch.clamp(torch.log(2 * b / level) / 2, min=0.0)
-    start = torch.minimum(start, end)
-    decay = max(min(2 * p + 1 - 2 * max(k, 0) for p, k in orders), 1)
-    stop = torch.minimum(torch.log(level / (2 * a)) / 2, start + _DROP / decay + 2)
-    stop = torch.maximum(torch.minimum(stop, end), start)
-
-    # Nodes thin out like exp(-t / grade), because what they resolve shrinks like exp(-decay t).
-    grade = max(math.ceil(10 / decay), 1)
-    width = (stop - start) / grade
-    share = -torch.expm1(-width)
-    floor = torch.exp(-2 * end)
-    first = torch.exp(-start)
-    del a, b, top, level, stop, end
-
-    powers = sorted({p for p, _ in orders})
-    tilted = any(k != 0 for _, k in orders)
-
-    sums = {order: torch.zeros_like(width) for order in orders}
-    for u, w in _node_chunks(_LONG_RULE if decay == 1 else _SHORT_RULE, width):
-        thin = (share * u).neg_().add_(1)
-        root = first * _natural_power(thin, grade)  # exp(-t)
-        e = root * root
-        shape = root / (1 + e)  # sech(t) / 2
-        term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
-        # Up to a factor, tanh(end) - tanh(t).
-        difference = (e - floor).div_(1 + e) if powers[-1] > 0 else e
-        tilt = torch.where(sign > 0, 1 / e, e) if tilted else e
-        previous = 0
-        for p in powers:
-            if p > previous:
-                term = term * _natural_power(difference, p - previous)
-            previous = p
-            for k in (k for q, k in orders if q == p):
-                part = term if k == 0 else term * (tilt if k == 1 else tilt**k)
-                sums[p, k] = sums[p, k] + part.sum(0)
-
-    scale = share * torch.exp(-(h1 * h1 + h2 * h2) / 4) * (grade / math.pi)
-    ratio = 2 / (1 + floor)
-    return [
-        sums[p, k] * scale * (ratio**p if p % 2 else sign * ratio**p) / math.factorial(p)
-        for p, k in orders
-    ]
+    return [(torch.where(x.abs() < _DEGENERATE, slope, 0.0),)]
 
 
-class _Rapidity(torch.autograd.Function):
-    """Returns x, the precise artanh of rho, and passes its gradient on to rho."""
+@elementwise(_rapidity_slope)
+def _rapidity(_: None, rho: Tensor, x: Tensor) -> tuple[Tensor]:
+    """Returns x, the precise artanh of rho, as a function of rho with the slope cosh(x)^2."""
 
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rho: Tensor, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        x = _Rapidity.apply(*ctx.saved_tensors)
-        inside = x.abs() < _DEGENERATE
-        slope = torch.cosh(torch.where(inside, x, 0.0)).square()
-
-        return torch.where(inside, grad * slope, 0.0), None
+    return (x.clone(),)
 
 
 def _boundary(k: int, h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
-    # The bivariate density times exp(2kx), with the gradient at |rho| = 1 defined as zero.
+    # The bivariate density times exp(2kx), which counts as zero for a degenerate pair.
     inside = x.abs() < _DEGENERATE
     x = torch.where(inside, x, 0.0)
     exponent = (h1 * h1 + h2 * h2) / 4 - 2 * k * x
@@ -294,16 +223,57 @@ def _boundary(k: int, h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
 
 def _conditional_cdf(h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
     # Phi((h2 - rho h1) / sqrt(1 - rho^2)), without the cancellation in either difference.
-    sign = torch.where(x < 0, -1.0, 1.0).to(x)
-    size = x.abs()
+    sign, size = _sign(x), x.abs()
+    h = (h2 - sign * h1) * torch.cosh(size) + sign * h1 * torch.exp(-size)
 
-    return _cdf((h2 - sign * h1) * torch.cosh(size) + sign * h1 * torch.exp(-size))
+    # For a degenerate pair this is a step in h2 - h1, and counts as constant. Otherwise its slopes
+    # by h1 and h2, of size cosh(x), would swamp all other terms when they cancel for h1 = h2.
+    return _cdf(torch.where(size < _DEGENERATE, h, h.detach()))
 
 
-class _PairIntegrals(torch.autograd.Function):
-    r"""The family of integrals to which Price's theorem leads, one for each order (p, k).
+def _pair_partials(
+    orders: Orders, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    r"""Returns the partial derivatives of :math:`S_{pk}` with respect to h1, h2 and rho.
 
-    .. math:: S_{pk} = \int_0^\rho \frac{(\rho - t)^p}{p!}
+    .. math::
+        \partial_{h_1} S_{pk} &= -\tfrac{1}{2} h_1 S_{pk} - \tfrac{1}{4} (h_1 - h_2) S_{p,k+1}
+        - \tfrac{1}{4} (h_1 + h_2) S_{p,k-1} \\
+        \partial_\rho S_{pk} &= p \, S_{p-1,k}
+
+    For p = 0, the derivative by :math:`\rho` is the integrand at :math:`\rho`. The derivatives of
+    :math:`S_{00}` by :math:`h_1` and :math:`h_2` are known in closed form (Drezner & Wesolowsky
+    1990).
+    """
+
+    shifted = {(p, k + i) for p, k in orders for i in (-1, 0, 1) if (p, k) != (0, 0)}
+    needed = frozenset(shifted | {(p - 1, k) for p, k in orders if p > 0})
+    sums = _pair_integrals(needed, h1, h2, rho, x) if needed else ()
+    family = dict(zip(sorted(needed), sums, strict=True))
+
+    (end,) = _rapidity(None, rho, x)
+    rows = []
+    for p, k in sorted(orders):
+        if (p, k) == (0, 0):
+            d1 = _pdf(h1) * (_conditional_cdf(h1, h2, end) - _cdf(h2))
+            d2 = _pdf(h2) * (_conditional_cdf(h2, h1, end) - _cdf(h1))
+        else:
+            rise = (h1 - h2) * family[p, k + 1] / 4
+            fall = (h1 + h2) * family[p, k - 1] / 4
+            d1 = -h1 * family[p, k] / 2 - rise - fall
+            d2 = -h2 * family[p, k] / 2 + rise - fall
+        rows.append((d1, d2, p * family[p - 1, k] if p else _boundary(k, h1, h2, end)))
+
+    return rows
+
+
+@elementwise(_pair_partials)
+def _pair_integrals(
+    orders: Orders, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor
+) -> tuple[Tensor, ...]:
+    r"""Returns the integrals to which Price's theorem leads, in ascending order of (p, k).
+
+    .. math:: S_{pk} = \int_0^\rho (\rho - t)^p
         \left( \frac{1 + t}{1 - t} \right)^k \phi_2(h_1, h_2; t) \, dt
 
     With :math:`t = \tanh \tau` the density becomes
@@ -312,66 +282,74 @@ class _PairIntegrals(torch.autograd.Function):
         -\frac{h_1^2 + h_2^2}{4} - \frac{(h_1 - h_2)^2 e^{2 \tau}}{8}
         - \frac{(h_1 + h_2)^2 e^{-2 \tau}}{8} \right) d\tau
 
-    which has no boundary layer at :math:`|\rho| = 1`, and whose derivatives with respect to
-    :math:`h_1`, :math:`h_2` and :math:`\rho` are members of the same family. The upper end
-    is given twice, as `rho`, which gets the gradient, and as `x`, its precise artanh.
+    which has no boundary layer at :math:`|\rho| = 1`. The family is closed under differentiation.
+    The upper end is given twice: `rho` gets the gradient, and `x` is its precise artanh.
     """
 
-    generate_vmap_rule = True
+    sign, end = _sign(x), x.abs()
 
-    @staticmethod
-    def forward(
-        orders: tuple[Order, ...], h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor
-    ) -> tuple[Tensor, ...]:
-        return tuple(_pair_sums(orders, h1, h2, x))
+    # For rho < 0, t and h2 change sign, so that t runs from 0 to end. The integrand is
+    # exp(-rise * exp(2t) - fall * exp(-2t)) * sech(t) * (tanh(end) - tanh(t))^p * exp(2kt).
+    rise = (h1 - sign * h2).square() / 8
+    fall = (h1 + sign * h2).square() / 8
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.orders = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+    # Keep the stretch in which the exponent stays within `drop` of its least value. Far from this
+    # value the integrand falls like y^p exp(-y), where y is the rise of the exponent. It peaks at
+    # y = p, and is _DROP nats below its peak at y = drop.
+    top_power = max(p for p, _ in orders)
+    drop = _DROP + top_power + math.sqrt(2 * _DROP * top_power)
+    a, b = torch.clamp(rise, min=1e-300), torch.clamp(fall, min=1e-300)
+    top = torch.minimum(torch.clamp(torch.log(b / a) / 4, min=0.0), end)
+    level = a * torch.exp(2 * top) + b * torch.exp(-2 * top) + drop
+    level = level + torch.sqrt(torch.clamp(level * level - 4 * a * b, min=0.0))
+    start = torch.minimum(torch.clamp(torch.log(2 * b / level) / 2, min=0.0), end)
+    decay = max(min(2 * p + 1 - 2 * max(k, 0) for p, k in orders), 1)
+    stop = torch.minimum(torch.log(level / (2 * a)) / 2, start + _DROP / decay + 2)
+    stop = torch.maximum(torch.minimum(stop, end), start)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        h1, h2, rho, x = ctx.saved_tensors
+    # The integrand falls like exp(-decay t), so nodes thin out like exp(-t / grade).
+    grade = max(math.ceil(10 / decay), 1)
+    width = (stop - start) / grade
+    share = -torch.expm1(-width)
+    floor = torch.exp(-2 * end)
+    first = torch.exp(-start)
+    del a, b, top, level, stop, end
 
-        needed: set[Order] = set()
-        for p, k in ctx.orders:
-            if (p, k) != (0, 0):
-                needed |= {(p, k - 1), (p, k), (p, k + 1)}
-            if p > 0:
-                needed |= {(p - 1, k)}
-        names = tuple(sorted(needed))
-        sums = _PairIntegrals.apply(names, h1, h2, rho, x) if names else ()
-        family = dict(zip(names, sums, strict=True))
+    rule = _HIGH_RULE if top_power > 3 else _LOW_RULE if decay > 1 else _SLOW_RULE
+    sums = {order: torch.zeros_like(width) for order in sorted(orders)}
+    for u, w in _node_chunks(rule, width):
+        thin = (share * u).neg_().add_(1)
+        root = first * _natural_power(thin, grade)  # exp(-t)
+        e = root * root
+        shape = root / (1 + e)  # sech(t) / 2
+        term = (fall * e).add_(rise / e).neg_().exp_().mul_(shape).mul_(w).div_(thin)
+        # (tanh(end) - tanh(t)) / ratio and exp(2t), up to the sign of t, where needed.
+        difference = (e - floor).div_(1 + e) if top_power > 0 else e
+        tilt = torch.where(sign > 0, 1 / e, e) if any(k for _, k in sums) else e
+        previous = 0
+        for p, k in sums:
+            if p > previous:
+                term = term * _natural_power(difference, p - previous)
+                previous = p
+            part = term * (tilt if k == 1 else tilt**k) if k else term
+            sums[p, k] = sums[p, k] + part.sum(0)
 
-        end = _Rapidity.apply(rho, x)
-        grad_h1 = grad_h2 = grad_rho = torch.zeros_like(h1)
-        for (p, k), grad in zip(ctx.orders, grads, strict=True):
-            if (p, k) == (0, 0):
-                d1 = _pdf(h1) * (_conditional_cdf(h1, h2, end) - _cdf(h2))
-                d2 = _pdf(h2) * (_conditional_cdf(h2, h1, end) - _cdf(h1))
-            else:
-                rise = (h1 - h2) * family[p, k + 1] / 4
-                fall = (h1 + h2) * family[p, k - 1] / 4
-                d1 = -h1 * family[p, k] / 2 - rise - fall
-                d2 = -h2 * family[p, k] / 2 + rise - fall
-            grad_h1 = grad_h1 + grad * d1
-            grad_h2 = grad_h2 + grad * d2
-            grad_rho = grad_rho + grad * (family[p - 1, k] if p else _boundary(k, h1, h2, end))
+    scale = share * torch.exp(-(h1 * h1 + h2 * h2) / 4) * (grade / math.pi)
+    ratio = 2 / (1 + floor)
 
-        return None, grad_h1, grad_h2, grad_rho, None
+    return tuple(sums[p, k] * scale * (sign ** (p + 1) * ratio**p) for p, k in sums)
 
 
 def _price_remainder(p: int, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor) -> Tensor:
-    r"""Returns :math:`\int_0^\rho (\rho - t)^p / p! \, \phi_2(h_1, h_2; t) dt`."""
+    r"""Returns :math:`\int_0^\rho (\rho - t)^p \phi_2(h_1, h_2; t) dt`, where x = artanh(rho)."""
 
-    (integral,) = _PairIntegrals.apply(((p, 0),), *torch.broadcast_tensors(h1, h2, rho, x))
+    (integral,) = _pair_integrals(frozenset({(p, 0)}), *torch.broadcast_tensors(h1, h2, rho, x))
 
     return integral
 
 
 def _artanh(rho: Tensor, angle: Tensor) -> Tensor:
-    """Returns artanh(rho) with a small relative error, whatever rho = cos(angle) is."""
+    """Returns artanh(rho) with a small relative error for every rho = cos(angle)."""
 
     rho, angle = rho.detach(), angle.detach()
     near = torch.atanh(torch.clamp(rho, -0.5, 0.5))
@@ -386,6 +364,8 @@ def bivariate_cdf(h1: Tensor, h2: Tensor, rho: Tensor, angle: Tensor) -> Tensor:
     .. math:: \Phi_2(h_1, h_2; \rho) = \Phi(h_1) \Phi(h_2)
         + \int_0^\rho \phi_2(h_1, h_2; t) \, dt
 
+    as in Drezner & Wesolowsky (1990) and Genz (2004).
+
     Arguments:
         h1: The first upper bound.
         h2: The second upper bound.
@@ -394,59 +374,49 @@ def bivariate_cdf(h1: Tensor, h2: Tensor, rho: Tensor, angle: Tensor) -> Tensor:
         angle: The precise :math:`\arccos \rho`, which gets none.
     """
 
-    h1, h2 = torch.clamp(h1, -_FAR, _FAR), torch.clamp(h2, -_FAR, _FAR)
+    h1, h2 = _clamp(h1), _clamp(h2)
     total = _cdf(h1) * _cdf(h2) + _price_remainder(0, h1, h2, rho, _artanh(rho, angle))
 
     return torch.clamp(total, min=0.0)
 
 
 def relu_moment(
-    power: int,
-    m1: Tensor,
-    m2: Tensor,
-    v1: Tensor,
-    v2: Tensor,
-    c: Tensor,
-    angle: Tensor,
+    power: int, m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor
 ) -> Tensor:
-    r"""Returns the product moment of two rectified Gaussian variables.
+    r"""Returns the product moment of powers of two rectified Gaussian variables.
 
-    .. math:: \mathbb{E} [ (z_1)_+^p (z_2)_+^p ] = \sum_{k=0}^p \frac{c^k}{k!}
-        \left( \frac{p!}{(p-k)!} \right)^2 e_{p-k}(m_1, v_1) \, e_{p-k}(m_2, v_2)
-        + (p!)^2 (s_1 s_2)^p \int_0^\rho \frac{(\rho - t)^p}{p!} \phi_2(h_1, h_2; t) \, dt
+    .. math:: \mathbb{E} [ (z_1)_+^p (z_2)_+^p ] = \sum_{k=0}^p k! \binom{p}{k}^2 c^k \,
+        e_{p-k}(m_1, v_1) \, e_{p-k}(m_2, v_2)
+        + p! \, (s_1 s_2)^p \int_0^\rho (\rho - t)^p \phi_2(h_1, h_2; t) \, dt
 
-    which is Taylor's formula in :math:`c`, by Price's theorem. No two terms cancel for
-    :math:`\rho \geq 0`.
+    This is Taylor's formula in :math:`c`, by Price's theorem, with :math:`e_k` from
+    :func:`half_normal_moment`. For :math:`\rho \geq 0` every term is positive. For zero means it
+    is an arc-cosine kernel (Cho & Saul, arXiv:1112.3712).
 
     Arguments:
         power: The power :math:`p`, a natural number. 0 is the unit step, with step(0) = 0.
-        m1: The first mean.
-        m2: The second mean.
-        v1: The first variance.
-        v2: The second variance.
-        c: The covariance.
-        angle: The precise :math:`\arccos \rho`, which gets no gradient.
+        m1, m2, v1, v2, c, angle: The law of the pair.
     """
 
     h1, s1 = _standardise(m1, v1)
     h2, s2 = _standardise(m2, v2)
-    e1 = _half_normal_moments(power, m1, v1)
-    e2 = _half_normal_moments(power, m2, v2)
+    e1 = _half_normal(power, *torch.broadcast_tensors(m1, v1))
+    e2 = _half_normal(power, *torch.broadcast_tensors(m2, v2))
 
     scale = s1 * s2
     random = scale > 0
     rho = torch.where(random, c / torch.where(random, scale, 1.0), 0.0)
     x = torch.where(random, _artanh(rho, angle), 0.0)
 
-    total = math.factorial(power) ** 2 * _price_remainder(power, h1, h2, rho, x)
+    # Factorials become floats here: a tensor takes no integer above 2^63.
+    total = float(math.factorial(power)) * _price_remainder(power, h1, h2, rho, x)
     if power > 0:
         total = total * scale**power
     for k in range(power, -1, -1):
-        factor = math.perm(power, k) ** 2 / math.factorial(k)
-        term = factor * e1[power - k] * e2[power - k]
+        term = float(math.comb(power, k) * math.perm(power, k)) * e1[power - k] * e2[power - k]
         total = total + (term * c**k if k else term)
 
-    # For opposite weights the sum is a difference, whose rounding may fall below zero.
+    # For opposite weights the sum is a difference, and rounding may push it below zero.
     return torch.clamp(total, min=0.0)
 
 
@@ -464,18 +434,15 @@ def leaky_relu_moment(
     .. math:: \sigma(z) = a z + (1 - a) (z)_+ \qquad
         \mathbb{E} [ z_1 (z_2)_+ ] = m_1 e_1(m_2, v_2) + c \, \Phi(h_2)
 
+    For zero means: Tsuchida, Roosta & Gallagher (arXiv:1711.09090).
+
     Arguments:
         slope: The slope :math:`a` below zero.
-        m1: The first mean.
-        m2: The second mean.
-        v1: The first variance.
-        v2: The second variance.
-        c: The covariance.
-        angle: The precise :math:`\arccos \rho`, which gets no gradient.
+        m1, m2, v1, v2, c, angle: The law of the pair.
     """
 
-    p1, e1 = _half_normal_moments(1, m1, v1)
-    p2, e2 = _half_normal_moments(1, m2, v2)
+    p1, e1 = _half_normal(1, *torch.broadcast_tensors(m1, v1))
+    p2, e2 = _half_normal(1, *torch.broadcast_tensors(m2, v2))
     linear = m1 * m2 + c
     mixed = m1 * e2 + m2 * e1 + c * (p1 + p2)
     rectified = relu_moment(1, m1, m2, v1, v2, c, angle)
@@ -505,21 +472,16 @@ def erf_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle:
         + 4 \int_0^r \phi_2(\alpha_1, \alpha_2; t) \, dt
 
     where :math:`t_k = \sqrt{1 + 2 v_k}`, :math:`\alpha_k = \sqrt{2} m_k / t_k` and
-    :math:`r = 2 c / (t_1 t_2)`.
+    :math:`r = 2 c / (t_1 t_2)`. For zero means it is :math:`\frac{2}{\pi} \arcsin r` (Williams
+    1998).
 
     Arguments:
-        m1: The first mean.
-        m2: The second mean.
-        v1: The first variance.
-        v2: The second variance.
-        c: The covariance.
-        angle: The precise angle between the two weights, which gets no gradient.
+        m1, m2, v1, v2, c, angle: The law of the pair.
     """
 
     t1, t2 = torch.sqrt(1 + 2 * v1), torch.sqrt(1 + 2 * v2)
     a1, a2 = m1 / t1, m2 / t2
-    h1 = torch.clamp(math.sqrt(2) * a1, -_FAR, _FAR)
-    h2 = torch.clamp(math.sqrt(2) * a2, -_FAR, _FAR)
+    h1, h2 = _clamp(math.sqrt(2) * a1), _clamp(math.sqrt(2) * a2)
     root = torch.sqrt(1 + 2 * (v1 + v2) + 4 * _gram_determinant(v1, v2, c, angle))
     x = torch.asinh(2 * c / root).detach()
 
@@ -530,7 +492,7 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
     r"""Returns the product moment of :math:`\sigma(z) = z \Phi(z)` at two Gaussian variables.
 
     .. math::
-        K = m_1 (m_2 Q + v_2 F_2 + c F_1)
+        \mathbb{E} [ \sigma(z_1) \sigma(z_2) ] = m_1 (m_2 Q + v_2 F_2 + c F_1)
         + v_1 \left( \left( m_2 - \frac{c \, m_1}{t_1^2} \right) F_1
         + \frac{v_2 + v_1 v_2 - c^2}{t_1^2} f \right)
         + c \left( Q + \frac{m_2 F_2}{t_2^2} + \frac{c f}{t_2^2} \right)
@@ -539,20 +501,16 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
     :math:`r = c / (t_1 t_2)`, :math:`Q = \Phi_2(\alpha_1, \alpha_2; r)`,
     :math:`f = \phi_2(\alpha_1, \alpha_2; r) / (t_1 t_2)`, and
     :math:`F_1 = \phi(\alpha_1) / t_1 \cdot \Phi((\alpha_2 - r \alpha_1) / \sqrt{1 - r^2})`,
-    :math:`F_2` likewise.
+    :math:`F_2` likewise. For zero means: Tsuchida, Pearce, van der Heide, Roosta & Gallagher
+    (arXiv:2002.08517).
 
     Arguments:
-        m1: The first mean.
-        m2: The second mean.
-        v1: The first variance.
-        v2: The second variance.
-        c: The covariance.
-        angle: The precise angle between the two weights, which gets no gradient.
+        m1, m2, v1, v2, c, angle: The law of the pair.
     """
 
     u1, u2 = 1 + v1, 1 + v2
     t1, t2 = torch.sqrt(u1), torch.sqrt(u2)
-    h1, h2 = torch.clamp(m1 / t1, -_FAR, _FAR), torch.clamp(m2 / t2, -_FAR, _FAR)
+    h1, h2 = _clamp(m1 / t1), _clamp(m2 / t2)
     gram = _gram_determinant(v1, v2, c, angle)
     det = 1 + v1 + v2 + gram
     root = torch.sqrt(det)

@@ -1,4 +1,4 @@
-r"""Values found by the types of an activation and a base."""
+r"""Lookup of values by two types, such as an activation and a base."""
 
 __all__ = ["Dispatcher"]
 
@@ -9,9 +9,17 @@ Value = TypeVar("Value")
 
 
 class Dispatcher(Generic[Value]):
-    r"""Values registered for pairs of types, of which the most specific one is found.
+    r"""A table of values for pairs of types, with lookup of the most specific pair.
 
-    The first type of a pair decides first, as in :func:`torch.distributions.kl.register_kl`.
+    A pair matches two types if they are subclasses of its types. Among the pairs that match, the
+    closest first type wins, then the closest second type. Closeness is the position in the method
+    resolution order.
+
+    Example:
+        >>> table = Dispatcher[str]()
+        >>> table.add(int, object, "an integer and anything")
+        >>> table.find(bool, str)
+        'an integer and anything'
     """
 
     def __init__(self) -> None:
@@ -22,12 +30,12 @@ class Dispatcher(Generic[Value]):
         return iter(self._registered)
 
     def add(self, first: type, second: type, value: Value) -> None:
-        """Registers a value."""
+        """Registers a value for a pair of types."""
         self._registered[first, second] = value
-        self._found.clear()  # what is most specific may have changed
+        self._found.clear()  # the most specific pair may have changed
 
     def register(self, first: type, second: type) -> Callable[[Value], Value]:
-        """A decorator that registers what it decorates."""
+        """Returns a decorator that registers the decorated value for a pair of types."""
 
         def decorator(value: Value) -> Value:
             self.add(first, second, value)
@@ -36,7 +44,7 @@ class Dispatcher(Generic[Value]):
         return decorator
 
     def find(self, first: type, second: type) -> Value | None:
-        """The value of the most specific pair that the types belong to, or None."""
+        """Returns the value of the most specific pair that matches, or None without a match."""
         key = first, second
         if key not in self._found:
             distances = {

@@ -1,4 +1,4 @@
-r"""Rejection sampling of many rows at once."""
+r"""Rejection sampling (von Neumann 1951) of many rows at once."""
 
 __all__ = ["choose", "rejection", "rejection_by_row"]
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Proposals of one round, at least: fewer take no less time.
+# A round makes at least this many proposals: fewer would take as long.
 _ROUND = 1024
 
 
@@ -17,16 +17,18 @@ def rejection(
     rate: Tensor,
     most: int = 2**20,
 ) -> Tensor:
-    r"""Proposes for all rows that have nothing yet, until all rows have something.
+    r"""Draws one accepted proposal for each row.
+
+    Every round proposes for the rows that have no accepted proposal yet. Rows with the same law
+    share the proposals that were accepted for any of them.
 
     Arguments:
-        propose: A function from the indices of rows, with shape :math:`(R,)` and repeated if
-            several proposals are made for a row, to proposals, with shape :math:`(R, *)`, and
-            whether they are accepted, with shape :math:`(R,)`.
-        law: For each row the number of its law, with shape :math:`(N,)`, in ascending order. What
-            is accepted for one row may serve another of the same law.
+        propose: A function from row indices, with shape :math:`(R,)`, to proposals, with shape
+            :math:`(R, *)`, and whether each is accepted, with shape :math:`(R,)`. An index is
+            repeated to make several proposals for one row.
+        law: The number of the law of each row, with shape :math:`(N,)`, in ascending order.
         rate: The probability of acceptance of each row, with shape :math:`(N,)`. Rows that are
-            rejected far more often are an error, not a reason to wait.
+            rejected far more often than this raise an error.
         most: The largest number of proposals of one round.
 
     Returns:
@@ -36,7 +38,8 @@ def rejection(
     result: Tensor | None = None
     least = float(rate.min()) if len(rate) else 1.0
     rounds = 100 + int(100 / least) + int(len(law) / least / most)
-    # As many proposals for a row as it takes, about, for a law whose rows share what is accepted.
+    # 1 / rate proposals give one acceptance on average; 20 % more make a second round rare for
+    # laws with many rows.
     tries = (1.2 / rate).ceil().clamp(max=most).long()
     for _ in range(rounds if len(left) else 0):
         few = max(1, _ROUND // max(1, int(tries[left].sum())))
@@ -47,7 +50,7 @@ def rejection(
         if result is None:
             result = proposals.new_empty((len(law), *proposals.shape[1:]))
         (chosen,) = accepted.nonzero(as_tuple=True)
-        # The accepted proposals of a law go to its rows, one after the other.
+        # The accepted proposals of each law go to the rows of this law, one after the other.
         own, others = law[some], law[rows[chosen]]
         start = torch.searchsorted(others, own)
         count = torch.searchsorted(others, own, right=True) - start
@@ -66,12 +69,16 @@ def rejection(
 def rejection_by_row(
     propose: Callable[[Tensor], tuple[Tensor, Tensor]], like: Tensor, rate: float = 0.4
 ) -> Tensor:
-    r"""The same for rows of which each has a law of its own.
+    r"""Draws one accepted proposal for each row, where every row has a law of its own.
 
     Arguments:
         propose: As in :func:`rejection`.
         like: A tensor with shape :math:`(N, *)`, on the device of the rows.
-        rate: The least probability of acceptance.
+        rate: The least probability of acceptance. Rows that are rejected far more often than this
+            raise an error.
+
+    Returns:
+        Accepted proposals, with shape :math:`(N, *)`.
     """
     left = torch.arange(len(like), device=like.device)
     result, accepted = propose(left)
@@ -79,7 +86,7 @@ def rejection_by_row(
         left = left[~accepted]
         if not len(left):
             return result
-        # Of several proposals for a row, the first that is accepted.
+        # Each remaining row gets several proposals, and takes the first accepted one.
         tries = max(2, 4 * _ROUND // len(left))
         proposals, every = propose(left.repeat_interleave(tries))
         every = every.reshape(-1, tries)
@@ -98,12 +105,12 @@ def choose(log_weights: Tensor) -> Tensor:
     r"""Draws an index with probability proportional to :math:`e^{\ell_k}`, row by row.
 
     Arguments:
-        log_weights: The logarithms :math:`\ell`, with shape :math:`(N, K)`; minus infinity for
-            what is never drawn.
+        log_weights: The logarithms :math:`\ell`, with shape :math:`(N, K)`. Minus infinity excludes
+            an index.
 
     Returns:
         Indices, with shape :math:`(N,)`.
     """
-    # Gumbel's trick: no sum is formed, so that nothing is lost of small weights.
+    # The Gumbel-max trick (arXiv:1411.0030) forms no sum, which could absorb small weights.
     noise = -torch.empty_like(log_weights).exponential_().log()
     return (log_weights + noise).argmax(-1)
