@@ -190,8 +190,16 @@ class Cis(FourierActivation):
 
     is_complex: ClassVar[bool] = True
 
+    @property
+    def resolution(self) -> float:
+        return 2.0
+
     def __call__(self, z: Tensor) -> Tensor:
         return torch.complex(z.cos(), z.sin())
+
+    def features(self, z: Tensor) -> Features:
+        # Real and imaginary parts, to be read by a real matrix of twice the width.
+        return Features(None, (torch.cat([z.cos(), z.sin()], dim=-1),))
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ class Network:
     it alone replaces a base by the law of its statistic before a kernel is asked for.
 
     Arguments:
-        activation: The activation :math:`\sigma`, real.
+        activation: The activation :math:`\sigma`.
         base: The base.
         weight: The weights :math:`W`, with shape :math:`(*, n, D)`.
         bias: The biases :math:`b`, with shape :math:`(*, n)`.
-        form: The quadratic form of the readout :math:`V` or of its gram.
+        form: The quadratic form of the readout :math:`V` or of its gram, real.
         batch_shape: The batch shape. Tensors need not be expanded to it.
     """
 
@@ -61,9 +61,9 @@ class Network:
     ) -> "Network":
         r"""Makes a network of the arguments of a family.
 
-        The complex exponential becomes cosines of twice the number:
-        :math:`\cos z` and :math:`\sin z = \cos(z - \pi / 2)`. Read by :math:`A + iB`, its real part
-        is :math:`A \cos z - B \sin z`, and its imaginary part :math:`B \cos z + A \sin z`.
+        The complex exponential has the features :math:`(\cos z, \sin z)`. Read by
+        :math:`A + iB`, its real part is :math:`A \cos z - B \sin z`, and its imaginary part
+        :math:`B \cos z + A \sin z`.
         """
         bias = weight.new_zeros(weight.shape[-2:-1]) if bias is None else bias
         matrix = readout if gram is None else gram
@@ -72,9 +72,6 @@ class Network:
             real = matrix.real if matrix.is_complex() else matrix
             imag = matrix.imag if matrix.is_complex() else torch.zeros_like(matrix)
             matrix = torch.cat([torch.cat([real, -imag], -1), torch.cat([imag, real], -1)], -2)
-            weight = torch.cat([weight, weight], dim=-2)
-            bias = torch.cat([bias, bias - math.pi / 2], dim=-1)
-            activation = Cos()
         return cls.of(
             activation, base, weight, bias, Readout(matrix) if gram is None else Gram(matrix)
         )
@@ -106,6 +103,17 @@ class Network:
         if self.weight.dtype == dtype:
             return self
         return self.with_tensors([x.to(dtype) for x in self.tensors()])
+
+    def real(self) -> "Network":
+        r"""The same network with cosines in place of complex exponentials, twice the number.
+
+        .. math:: \sin z = \cos(z - \pi / 2)
+        """
+        if not self.activation.is_complex:
+            return self
+        weight = torch.cat([self.weight, self.weight], dim=-2)
+        bias = torch.cat([self.bias, self.bias - math.pi / 2], dim=-1)
+        return replace(self, activation=Cos(), weight=weight, bias=bias)
 
     def expand(self, batch_shape: Size) -> "Network":
         """The same network with a larger batch shape; its tensors stay as they are."""

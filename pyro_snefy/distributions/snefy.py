@@ -354,11 +354,10 @@ class SNEFY(TorchDistribution):
         dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
         if len(dims) == self.event_shape[0]:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
-        network, n = self._network.condition(dims, values), self.weight.shape[-2]
-        # A complex family has a network of twice the width, whose first neurons are its own.
+        network = self._network.condition(dims, values)
         return SNEFY(
-            network.weight[..., :n, :],
-            network.bias[..., :n],
+            network.weight,
+            network.bias,
             self.readout,
             gram=self.gram,
             activation=self.activation,

@@ -54,12 +54,13 @@ def _wave(
     base: FourierBase, weight: Tensor, coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
-    products, shift = _products(base, weight), _shift(base, weight)
+    products = _products(base, weight)
     blocks = {(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}
     return Separable(
         _present(blocks),
-        lambda bias: Features(None, coefficients(bias + shift.to(bias.dtype))),
-        unit=base.mass(weight).amax(),
+        lambda angle: Features(None, coefficients(angle)),
+        _shift(base, weight),
+        base.mass(weight).amax(),
     )
 
 
@@ -79,17 +80,19 @@ def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
     cosines = _cos(Cos(), base, torch.cat([weight, weight], dim=-2))
     return Separable(
         cosines.blocks,
-        lambda bias: cosines.features(torch.cat([bias, bias - math.pi / 2], dim=-1)),
+        lambda angle: cosines.features(torch.cat([angle, angle - math.pi / 2], dim=-1)),
+        _shift(base, weight),
         cosines.unit,
     )
 
 
 @register_kernel(Identity, FourierBase)
 def _identity(activation: Identity, base: FourierBase, weight: Tensor) -> Separable:
-    (mass, linear), shift = _linear(base, weight), _shift(base, weight)
+    mass, linear = _linear(base, weight)
     return Separable(
         {(0, 0): mass, (1, 1): linear},
-        lambda bias: Features(None, (bias + shift, None)),
+        lambda centre: Features(None, (centre, None)),
+        _shift(base, weight),
     )
 
 
@@ -108,7 +111,7 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
     frequency = activation.wave_frequency
     offset = 1 / frequency if activation.offset else 0.0
     omega = frequency * weight
-    (mass, linear), shift = _linear(base, weight), _shift(base, weight)
+    mass, linear = _linear(base, weight)
     products = _products(base, omega)
     real, imag = base.characteristic(omega)  # (*, n)
     slope_real, slope_imag = base.characteristic_moment(omega)  # (*, n, D)
@@ -123,10 +126,10 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
         sin_sin = covariance(sin_sin, mean_sin, mean_sin)
         cos_sin = covariance(cos_sin, mean_cos, mean_sin)
 
-    def features(bias: Tensor) -> Features:
-        bias = bias + shift
-        cos, sin = (frequency * bias).cos() / -frequency, (frequency * bias).sin() / frequency
-        mean = bias + offset + cos * mean_cos
+    def features(centre: Tensor) -> Features:
+        angle = frequency * centre
+        cos, sin = angle.cos() / -frequency, angle.sin() / frequency
+        mean = centre + offset + cos * mean_cos
         if mean_sin is not None:
             mean = mean + sin * mean_sin
         return Features(None, (mean, None, cos, sin))
@@ -144,6 +147,7 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
             }
         ),
         features,
+        _shift(base, weight),
     )
 
 
@@ -160,7 +164,7 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         + \sin \beta_i \, e_i e_j (\sinh P_{ij} - P_{ij}) \sin \beta_j.
     """
     frequency = activation.wave_frequency
-    white, shift = base.whiten(weight), _shift(base, weight)
+    white = base.whiten(weight)
     phase = frequency**2 * (white @ white.mT)
     half = phase.diagonal(dim1=-2, dim2=-1) / 2.0
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
@@ -176,18 +180,17 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         blocks[2, 2] = phase / frequency**2
     still, moving = white.mT, (frequency * decay.unsqueeze(-1) * white).mT
 
-    def features(bias: Tensor) -> Features:
+    def features(centre: Tensor) -> Features:
         # Numbers that are tensors of the right dtype: no conversion for each operation.
-        number = bias.new_full((), frequency)
-        centre, own = bias + shift.to(bias.dtype), decay.to(bias.dtype)
+        number, own = centre.new_full((), frequency), decay.to(centre.dtype)
         angle = centre * number
         cos, sin = angle.cos(), angle.sin()
         mean = centre - own * cos
-        mean = mean + bias.new_full((), 1 / frequency) if activation.offset else mean
+        mean = mean + centre.new_full((), 1 / frequency) if activation.offset else mean
         if not linear:
             slope = 1 + number * own * sin
             return Features(None, (cos, sin, slope), mean.unsqueeze(-2))
-        slope = still.to(bias.dtype) + moving.to(bias.dtype) * sin.unsqueeze(-2)  # (*, D, n)
+        slope = still.to(own.dtype) + moving.to(own.dtype) * sin.unsqueeze(-2)  # (*, D, n)
         return Features(None, (cos, sin), torch.cat([mean.unsqueeze(-2), slope], dim=-2))
 
-    return Separable(blocks, features, unit=1 / frequency**2)
+    return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)

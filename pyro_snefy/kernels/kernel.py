@@ -34,10 +34,14 @@ class Kernel:
         >>> base = Gaussian(torch.zeros(2), torch.ones(2))
         >>> exponential = kernel(Exp(), base, torch.zeros(3, 2))
         >>> exponential.log_normalizer(Readout(torch.ones(1, 3)), torch.zeros(3)).exp()
-        tensor(9.)
+        tensor(9.0000, dtype=torch.float64)
     """
 
     takes_float32: bool = False  # whether rows of biases may be in float32
+    shift: Tensor | None = None  # what is added to the biases before anything else
+
+    def _shifted(self, bias: Tensor) -> Tensor:
+        return bias if self.shift is None else bias + self.shift.to(bias.dtype)
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         r"""The logarithm of :math:`Z = \sum_{ij} M_{ij} K_{ij}(b)` for a batch of biases.
@@ -75,8 +79,9 @@ class Separable(Kernel):
     Arguments:
         blocks: The matrices :math:`G^{pq}`, :math:`p \leq q`, each broadcastable to
             :math:`(*, n, n)`.
-        features: A function from biases to :math:`\ell`, :math:`\phi` and :math:`\rho`, the
+        features: A function from shifted biases to :math:`\ell`, :math:`\phi` and :math:`\rho`, the
             :class:`~pyro_snefy.numerics.forms.Features`.
+        shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
         unit: The blocks have absolute errors of eps times this number. If it is given, rows of
             biases may be in float32, and so may their features.
 
@@ -91,10 +96,12 @@ class Separable(Kernel):
         self,
         blocks: Blocks,
         features: Callable[[Tensor], Features],
+        shift: Tensor | None = None,
         unit: Tensor | float | None = None,
     ) -> None:
         self.blocks = blocks
         self.features = features
+        self.shift = shift
         self.takes_float32 = unit is not None
         self.unit = 1.0 if unit is None else unit
 
@@ -103,6 +110,7 @@ class Separable(Kernel):
             # One bias has one matrix, however many forms there are.
             log_scale, matrix = self.matrix(bias)
             return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
+        bias = self._shifted(bias)
 
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(self.features(rows), self.blocks, self.unit)
@@ -112,7 +120,7 @@ class Separable(Kernel):
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
-        log_scale, values, direct = self.features(bias)
+        log_scale, values, direct = self.features(self._shifted(bias))
         total = bias.new_zeros(()) if direct is None else direct.mT @ direct
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
@@ -127,7 +135,7 @@ class Separable(Kernel):
         Arguments:
             bias: The biases, with shape :math:`(*, n)`.
         """
-        log_scale, values, direct = self.features(bias)
+        log_scale, values, direct = self.features(self._shifted(bias))
         total = bias.new_zeros(()) if direct is None else direct.square().sum(-2)
         for (p, q), block in self.blocks.items():
             term = block.diagonal(dim1=-2, dim2=-1)
@@ -170,12 +178,12 @@ class Pairwise(Kernel):
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(Features(None, (None,)), {(0, 0): self.evaluate(rows)})
 
-        bias = bias if self.shift is None else bias + self.shift
+        bias = self._shifted(bias)
         batch = broadcast_shapes(self.batch_shape, form.matrix.shape[:-2])
         return in_chunks(log_trace, bias, batch, _CHUNK // bias.shape[-1] ** 2)
 
     def matrix(self, bias: Tensor) -> tuple[None, Tensor]:
-        return None, self.evaluate(bias if self.shift is None else bias + self.shift)
+        return None, self.evaluate(self._shifted(bias))
 
 
 def in_chunks(

@@ -1,18 +1,36 @@
 r"""Elementwise functions that come with formulas for their partial derivatives."""
 
-__all__ = ["elementwise"]
+__all__ = ["elementwise", "forward_mode", "primals"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
+from torch.autograd.forward_ad import unpack_dual
 
 Values = Callable[..., tuple[Tensor, ...]]
 Partials = Callable[..., Sequence[tuple[Tensor, ...]]]
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    r"""Turns forward mode on inside a jvp rule, so that derivatives of the rule are not lost.
+
+    Torch calls these rules with forward mode off, and a second derivative in forward mode would be
+    zero. Leaving inference mode turns it on.
+    """
+    grad = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        yield
+
+
+def primals(tensors: Sequence[Tensor]) -> list[Tensor]:
+    r"""The tensors that a jvp rule has saved, without the tangents that it is given."""
+    return [unpack_dual(x, level=0).primal for x in tensors]
 
 
 def elementwise(partials: Partials) -> Callable[[Values], Values]:
@@ -58,11 +76,8 @@ def elementwise(partials: Partials) -> Callable[[Values], Values]:
         class Dual(Plain):
             @staticmethod
             def jvp(ctx: Any, _: None, *tangents: Tensor) -> tuple[Tensor, ...]:
-                # Torch calls this rule with forward mode off, so that a derivative of the rule in
-                # forward mode would be zero. The saved tensors still carry the tangents given here.
-                with _set_fwd_grad_enabled(True):
-                    tensors = [unpack_dual(x, level=0).primal for x in ctx.saved_tensors]
-                    rows = partials(ctx.constant, *tensors)
+                with forward_mode():
+                    rows = partials(ctx.constant, *primals(ctx.saved_tensors))
                     return tuple(_inner(row, tangents[: len(row)]) for row in rows)
 
         @wraps(values)

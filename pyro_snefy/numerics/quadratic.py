@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .elementwise import forward_mode, primals
 from .linalg import fold, unfold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
@@ -79,10 +80,11 @@ class _DualQuadratic(_Quadratic):
 
     @staticmethod
     def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, _: None) -> Tensor:
-        rows, matrix = (x.double() for x in ctx.saved_tensors)
-        total = rows.new_zeros(rows.shape[:-1])
-        if by_rows is not None:
-            total = total + 2 * torch.linalg.vecdot(by_rows.double() @ matrix, rows)
-        if by_matrix is not None:
-            total = total + torch.linalg.vecdot(rows @ by_matrix, rows)
-        return total
+        with forward_mode():
+            rows, matrix = (x.double() for x in primals(ctx.saved_tensors))
+            total = rows.new_zeros(rows.shape[:-1])
+            if by_rows is not None:
+                total = total + 2.0 * torch.linalg.vecdot(by_rows.double() @ matrix, rows)
+            if by_matrix is not None:
+                total = total + torch.linalg.vecdot(rows @ by_matrix, rows)
+            return total

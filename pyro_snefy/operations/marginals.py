@@ -74,9 +74,9 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
     joint = network, list(dims)
     if len(dims) == network.base.event_shape[0]:
         return joint
-    if not isinstance(network.activation, Cos | Sin | Exp):
+    wide = network.to(torch.float64).real()
+    if not isinstance(wide.activation, Cos | Sin | Exp):
         return joint
-    wide = network.to(torch.float64)
     base, weight, bias = wide.base, wide.weight, wide.bias
     try:
         law, regression = base.marginal(dims), base.regression(dims, weight)
@@ -93,7 +93,7 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
     integral = others.kernel()
     if not isinstance(integral, Separable):
         return joint
-    neurons = _exponentials if isinstance(network.activation, Exp) else _waves
+    neurons = _exponentials if isinstance(wide.activation, Exp) else _waves
     small = neurons(others, integral, kept)
     small = replace(small, base=law, batch_shape=network.batch_shape).to(network.weight.dtype)
     return small, list(range(len(dims)))

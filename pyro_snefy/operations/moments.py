@@ -205,6 +205,7 @@ def _waves(base: Any, network: Network) -> Moments:
     Their products are polynomials, polynomials times waves, and waves of sums and differences of
     frequencies, whose integrals are derivatives of the characteristic function.
     """
+    network = network.real()
     activation, weight, batch = network.activation, network.weight, network.batch_shape
     gram, centre = network.form.gram(), base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here

@@ -22,7 +22,7 @@ def prepare(network: Network) -> tuple[Network, Sampler | None]:
     Arguments:
         network: The network.
     """
-    flat = network.to(torch.float64).flatten()
+    flat = network.to(torch.float64).real().flatten()
     engine = sampler(flat.latent())
     if engine is not None:
         engine.compare_in(network.weight.dtype)

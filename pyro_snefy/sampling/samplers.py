@@ -18,7 +18,7 @@ from ..numerics.forms import Form, Readout
 from ..numerics.linalg import broadcast_shapes, rows_matmul
 from ..numerics.rejection import rejection
 from .envelope import log_majorizer
-from .neurons import find_neuron_law, pick
+from .neurons import NeuronLaw, find_neuron_law, pick
 
 # Numbers that are held at once for the neurons of proposals: few enough for a cache.
 _CHUNK = 2**19
@@ -161,7 +161,7 @@ class NeuronSampler(RejectionSampler):
         law: The class of the laws of single neurons.
     """
 
-    def __init__(self, network: Network, law: Any) -> None:
+    def __init__(self, network: Network, law: type[NeuronLaw]) -> None:
         log_norm = _log_norms(network)  # (B, n) or (1, n)
         log_diagonal = log_majorizer(network.form, log_norm)
         self.diagonal = log_diagonal.exp()

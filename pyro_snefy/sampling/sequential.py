@@ -59,6 +59,7 @@ def sample_sequentially(network: Network, sample_shape: Size) -> Tensor:
 
 
 def _reparameterized(network: Network, x: Tensor) -> Tensor:
+    network = network.to(torch.float64)
     latent = network.latent()
     with torch.no_grad():
         fixed = network.to_latent(x.double())
