@@ -232,11 +232,15 @@ class Network:
 
     def log_square(self, x: Tensor) -> Tensor:
         r"""The logarithm of :math:`\|V \sigma(W t(x) + b)\|^2` for events in the support."""
-        statistic, weight, bias = self.base.statistic(x), self.weight, self.bias
+        return self._log_square(self.base.statistic(x))
+
+    def _log_square(self, statistic: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
         if self.activation.needs_float64:
             statistic, weight, bias = statistic.double(), weight.double(), bias.double()
         return self.form.log_square(self.activation.features(affine(statistic, weight, bias)))
 
     def log_density(self, x: Tensor) -> Tensor:
         r"""The logarithm of :math:`\mu(x) \|V \sigma(W t(x) + b)\|^2` for events in the support."""
-        return self.base.log_density(x) + self.log_square(x)
+        log_density, statistic = self.base.log_density_and_statistic(x)
+        return log_density + self._log_square(statistic)

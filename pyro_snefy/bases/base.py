@@ -180,7 +180,8 @@ class Base:
 
     def contains(self, x: Tensor) -> Tensor:
         """Whether events are finite and in the support; torch's constraints admit infinity."""
-        finite, support = x * 0 == 0, self.support  # fewer operations than isfinite
+        zero, support = x - x, self.support
+        finite = zero == zero  # fewer operations than isfinite: infinity less itself is NaN
         finite = finite.all(-1) if self.event_dim else finite
         return finite if support in _REALS else support.check(x) & finite
 
@@ -259,6 +260,10 @@ class Base:
     def statistic(self, x: Tensor) -> Tensor:
         r"""The statistic :math:`t(x)`, with shape :math:`(*, D)`."""
         return x if self.event_dim else x.unsqueeze(-1)
+
+    def log_density_and_statistic(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both of events in the support, for bases where one helps the other."""
+        return self.log_density(x), self.statistic(x)
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Events in another dtype, rounded so that they stay in the support."""

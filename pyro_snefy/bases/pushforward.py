@@ -159,9 +159,15 @@ class Standardized(Pushforward):
         return self.base.statistic(self.to_latent(x))
 
     def log_density(self, x: Tensor) -> Tensor:
+        return self.base.log_density(self.to_latent(x)) - self._log_volume()
+
+    def log_density_and_statistic(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        log_density, statistic = self.base.log_density_and_statistic(self.to_latent(x))
+        return log_density - self._log_volume(), statistic
+
+    def _log_volume(self) -> Tensor:
         log_scale = self.scale.log()
-        volume = log_scale.sum(-1) if self.event_dim else log_scale
-        return self.base.log_density(self.to_latent(x)) - volume
+        return log_scale.sum(-1) if self.event_dim else log_scale
 
     def latent(self, like: Tensor) -> Base:
         return self.base

@@ -254,7 +254,7 @@ class SNEFY(TorchDistribution):
         value = torch.where(mask, value, self.base.example(value))
         network = self._network.to(value.dtype)
         log_normalizer = self._log_normalizer()
-        log_prob = network.base.log_density(value) + network.log_square(value) - log_normalizer
+        log_prob = network.log_density(value) - log_normalizer
         possible = inside & (log_normalizer > -torch.inf)
         log_prob = torch.where(possible, log_prob, -torch.inf).to(value.dtype)
         shape = broadcast_shapes(log_prob.shape, self.batch_shape)

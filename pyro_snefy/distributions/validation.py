@@ -109,8 +109,7 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
     assert matrix is not None
     if not (matrix.shape[-1] and matrix.shape[-2]):
         raise ValueError(f"SNEFY: expected a {name} that is not empty, got {tuple(matrix.shape)}.")
-    sizes = torch.linalg.vector_norm(matrix, torch.inf, dim=(-2, -1))
-    largest = torch.linalg.vector_norm(torch.cat(vectors), torch.inf)
+    sizes, largest = matrix.abs().amax((-2, -1)), torch.cat(vectors).abs().amax()
     if not ((largest < torch.inf) & (sizes < torch.inf) & (sizes > 0)).all():
         for other, value in arguments.items():
             if value is not None and not value.isfinite().all():

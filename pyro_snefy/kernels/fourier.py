@@ -165,32 +165,35 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     """
     frequency = activation.wave_frequency
     white = base.whiten(weight)
-    phase = frequency**2 * (white @ white.mT)
-    half = phase.diagonal(dim1=-2, dim2=-1) / 2.0
+    omega = frequency * white
+    phase = omega @ omega.mT
+    half = (omega * omega).sum(-1) / 2.0
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
     outer = decay.unsqueeze(-1) * decay.unsqueeze(-2)
     # Exponents whose sum has the constant 1 / 2 f^2 of the products of waves.
     half = half + math.log(math.sqrt(2) * frequency)
-    both = half.unsqueeze(-1) + half.unsqueeze(-2)
-    minus, plus = cutoff_exp(phase - both), cutoff_exp(-phase - both)
-    even, odd = minus + plus - outer, minus - plus - outer * phase
-    linear = white.shape[-1] <= _DIRECT
-    blocks = {(0, 0): even, (1, 1): odd}
-    if not linear:
-        blocks[2, 2] = phase / frequency**2
-    still, moving = white.mT, (frequency * decay.unsqueeze(-1) * white).mT
+    sums = cutoff_exp(torch.stack([phase, -phase]) - (half.unsqueeze(-1) + half.unsqueeze(-2)))
+    minus, plus = sums.unbind()
+    blocks = {(0, 0): minus + plus - outer, (1, 1): minus - plus - outer * phase}
+    few = weight.shape[-1] <= _DIRECT
+    if not few:
+        blocks[2, 2] = white @ white.mT
+    own = decay.unsqueeze(-2)
+    # What features need in their dtype, in one tensor.
+    vectors = torch.cat([own, white.mT, own * omega.mT], dim=-2) if few else own
 
     def features(centre: Tensor) -> Features:
-        # Numbers that are tensors of the right dtype: no conversion for each operation.
-        number, own = centre.new_full((), frequency), decay.to(centre.dtype)
+        # Numbers are tensors of the right dtype: no conversion for each operation.
+        number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
         angle = centre * number
         cos, sin = angle.cos(), angle.sin()
-        mean = centre - own * cos
+        own, still, moving = rows.split([1, *[(rows.shape[-2] - 1) // 2] * 2], dim=-2)
+        mean = centre - own.squeeze(-2) * cos
         mean = mean + centre.new_full((), 1 / frequency) if activation.offset else mean
-        if not linear:
-            slope = 1 + number * own * sin
+        if not few:
+            slope = 1 + number * own.squeeze(-2) * sin
             return Features(None, (cos, sin, slope), mean.unsqueeze(-2))
-        slope = still.to(own.dtype) + moving.to(own.dtype) * sin.unsqueeze(-2)  # (*, D, n)
+        slope = still + moving * sin.unsqueeze(-2)  # (*, D, n)
         return Features(None, (cos, sin), torch.cat([mean.unsqueeze(-2), slope], dim=-2))
 
     return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)

@@ -69,9 +69,10 @@ def elementwise(partials: Partials) -> Callable[[Values], Values]:
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-                rows = partials(ctx.constant, *ctx.saved_tensors)
+                tensors = ctx.saved_tensors
+                rows = partials(ctx.constant, *tensors)
                 found = [_inner(column, grads) for column in zip(*rows, strict=True)]
-                return None, *found, *[None] * (len(ctx.saved_tensors) - len(found))
+                return None, *found, *[None] * (len(tensors) - len(found))
 
         class Dual(Plain):
             @staticmethod

@@ -91,18 +91,18 @@ class Readout(Form):
         return self.matrix.mT @ self.matrix
 
     def log_square(self, features: Features) -> Tensor:
-        matrix, log_scale = self.matrix, None
+        matrix, log_size = self.matrix, None
         # The square of a float32 number is a float64 number: nothing need be rescaled.
         if features.log_scale is not None or matrix.dtype == torch.float64:
-            matrix, features, log_scale = self._rescale(features)
+            matrix, features, log_size = self._rescale(features)
         value = features.values[0]
         assert value is not None
         rows = rows_matmul(value, matrix.mT)  # (*, m)
         log_norm = safe_log(torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64))
-        return 2.0 * log_norm if log_scale is None else 2.0 * log_norm + log_scale
+        return 2.0 * (log_norm if log_size is None else log_norm + log_size)
 
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
-        matrix, features, log_scale = self._rescale(features)
+        matrix, features, log_size = self._rescale(features)
         if matrix.dim() == 2:
             wide = matrix.double()
             total = _gram_trace(wide.mT @ wide, features, blocks, unit)
@@ -111,17 +111,17 @@ class Readout(Form):
         if features.direct is not None:
             outputs = (features.direct @ matrix.mT).double().flatten(-2)  # (*, r m)
             total = total + torch.linalg.vecdot(outputs, outputs)
-        return safe_log(total) + log_scale
+        return torch.add(safe_log(total), log_size, alpha=2.0)
 
     def _rescale(self, features: Features) -> tuple[Tensor, Features, Tensor]:
         matrix = self.matrix.detach()
         if features.log_scale is None:
-            largest = torch.linalg.vector_norm(matrix, torch.inf, dim=(-2, -1), keepdim=True)
+            largest = matrix.abs().amax((-2, -1), keepdim=True)
             largest = largest.clamp(min=torch.finfo(matrix.dtype).tiny)
-            return self.matrix / largest, features, 2.0 * largest.double().log().squeeze((-2, -1))
+            return self.matrix / largest, features, largest.log().squeeze((-2, -1))
         columns = matrix.abs().amax(dim=-2)  # (*, n); any norm will do
-        features, column_scale, log_scale = _balance(features, columns)
-        return self.matrix * column_scale.unsqueeze(-2), features, log_scale
+        features, column_scale, log_size = _balance(features, columns)
+        return self.matrix * column_scale.unsqueeze(-2), features, log_size
 
 
 class Gram(Form):
@@ -144,13 +144,13 @@ class Gram(Form):
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         matrix = self.matrix.double()
         columns = matrix.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-        features, column_scale, log_scale = _balance(features, columns)
+        features, column_scale, log_size = _balance(features, columns)
         matrix = matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
         total = _gram_trace(matrix, features, blocks, unit)
         if features.direct is not None:
             direct = features.direct.double()
             total = total + quadratic(direct, matrix.unsqueeze(-3)).sum(-1)
-        return safe_log(total) + log_scale
+        return torch.add(safe_log(total), log_size, alpha=2.0)
 
 
 def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:
@@ -161,9 +161,9 @@ def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor |
         for (p, q), block in blocks.items()
         if values[p] is None or values[q] is None
     ]
-    for rows, matrix, copies in _bundles(values, blocks, gram.dim() - 2):
+    for rows, matrix, copies in _bundles(values, blocks):
         tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
-        terms.append(quadratic(rows, tiled * matrix, unit).sum(0))
+        terms.append(_forms(rows, tiled * _padded(matrix, gram.dim() + 1), unit).sum(0))
     return sum(terms[1:], terms[0])
 
 
@@ -175,24 +175,51 @@ def _readout_trace(
     Rows of the readout, times features, meet blocks that all readouts of a batch share: no gram
     is formed for each of them.
     """
-    values = features.values
-    products = [readout if value is None else readout * value.unsqueeze(-2) for value in values]
-    n = readout.shape[-1]
+    values, n = features.values, readout.shape[-1]
+
+    def product(value: Tensor | None) -> Tensor:
+        return readout if value is None else readout * value.unsqueeze(-2)  # (*, m, n)
+
     terms = [
-        bilinear(products[p], block.expand((*block.shape[:-2], n, n)).unsqueeze(-3), products[q])
+        bilinear(
+            product(values[p]),
+            block.expand((*block.shape[:-2], n, n)).unsqueeze(-3),
+            product(values[q]),
+        ).sum(-1)
         * (1.0 if p == q else 2.0)
         for (p, q), block in blocks.items()
         if values[p] is None or values[q] is None
     ]
-    for rows, matrix, copies in _bundles(values, blocks, readout.dim() - 2):
+    for rows, matrix, copies in _bundles(values, blocks):
         tiled = readout if copies == 1 else readout.repeat(*(1,) * (readout.dim() - 1), copies)
-        matrix = matrix.expand((*matrix.shape[:-2], copies * n, copies * n)).unsqueeze(-3)
-        terms.append(quadratic(tiled * rows.unsqueeze(-2), matrix, unit).sum(0))
-    return sum(terms[1:], terms[0]).sum(-1)
+        rows = tiled * _padded(rows.unsqueeze(-2), readout.dim() + 1)
+        matrix = matrix.expand((*matrix.shape[:-2], copies * n, copies * n))
+        # The same matrix for all rows of a readout.
+        matrix = matrix if matrix.dim() == 3 else matrix.unsqueeze(-3)
+        terms.append(_forms(rows, matrix, unit).sum((0, -1)))
+    return sum(terms[1:], terms[0])
+
+
+def _forms(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
+    r"""Computes :math:`x_k^\top A_k x_k`, with shape :math:`(k, *)`.
+
+    Arguments:
+        rows: The rows, with shape :math:`(k, *, n)`.
+        matrix: The matrices, with shape :math:`(k, *, n, n)`.
+        unit: The matrices have absolute errors of eps times this number.
+    """
+    rank = max(rows.dim() - 2, matrix.dim() - 3)
+    rows, matrix = _padded(rows, rank + 2), _padded(matrix, rank + 3)
+    return quadratic(rows, matrix, unit)
+
+
+def _padded(x: Tensor, rank: int) -> Tensor:
+    # With dimensions of length one behind the first one.
+    return x.reshape(x.shape[:1] + (1,) * (rank - x.dim()) + x.shape[1:])
 
 
 def _bundles(
-    values: Sequence[Tensor | None], blocks: Blocks, rank: int
+    values: Sequence[Tensor | None], blocks: Blocks
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     r"""Puts features side by side, so that few forms are left to compute.
 
@@ -201,7 +228,6 @@ def _bundles(
     Arguments:
         values: The features :math:`\phi_p`; those that are None are left out.
         blocks: The blocks :math:`G^{pq}`.
-        rank: The number of batch dimensions of the form.
 
     Returns:
         Rows, with shape :math:`(k, *, g n)`, their matrices, with shape :math:`(k, *, g n, g n)`,
@@ -213,20 +239,13 @@ def _bundles(
     if alone:
         rows = torch.stack(torch.broadcast_tensors(*(present[p] for p in alone)))
         matrix = torch.stack(torch.broadcast_tensors(*(blocks[p, p] for p in alone)))
-        yield *_aligned(rows, matrix, rank), 1
+        yield rows, matrix, 1
     if linked:
         order = sorted(linked)
         rows = torch.cat(torch.broadcast_tensors(*(present[p] for p in order)), dim=-1)
         corners = [[_corner(blocks, p, q) for q in order] for p in order]
         matrix = torch.cat([torch.cat(line, dim=-1) for line in corners], dim=-2)
-        yield *_aligned(rows.unsqueeze(0), matrix.unsqueeze(0), rank), len(order)
-
-
-def _aligned(rows: Tensor, matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    # With as many batch dimensions behind the first one as rows, matrices and the form have.
-    rank = max(rank, rows.dim() - 2, matrix.dim() - 3)
-    rows = rows.reshape(len(rows), *(1,) * (rank + 2 - rows.dim()), *rows.shape[1:])
-    return rows, matrix.reshape(len(rows), *(1,) * (rank + 3 - matrix.dim()), *matrix.shape[1:])
+        yield rows.unsqueeze(0), matrix.unsqueeze(0), len(order)
 
 
 def _corner(blocks: Blocks, p: int, q: int) -> Tensor:
@@ -244,11 +263,11 @@ def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Ten
 
     Returns:
         Features without logarithmic scale, factors for the columns of the form, with shape
-        :math:`(*, n)` or :math:`(*, 1)`, and the logarithm to add to that of the form.
+        :math:`(*, n)` or :math:`(*, 1)`, and half the logarithm to add to the one of the form.
     """
     if features.log_scale is None:
         largest = columns.amax(-1, keepdim=True).clamp(min=torch.finfo(columns.dtype).tiny)
-        return features, 1 / largest, 2 * largest.log().squeeze(-1)
+        return features, 1 / largest, largest.log().squeeze(-1)
     used = columns > 0
     columns = torch.where(used, columns, 1.0)
     # A neuron that is not read has no say in the common scale.
@@ -258,4 +277,4 @@ def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Ten
     scale = (torch.where(used, features.log_scale, largest) + columns.log() - largest).exp()
     scale = scale.to(columns.dtype)
     values = tuple(scale if value is None else scale * value for value in features.values)
-    return Features(None, values), 1 / columns, 2 * largest.squeeze(-1)
+    return Features(None, values), 1 / columns, largest.squeeze(-1)

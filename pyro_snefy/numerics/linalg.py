@@ -143,7 +143,7 @@ def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
     # The threshold has a gradient of one operation, and stops it where x is not positive.
     log = torch.nn.functional.threshold(x, 0.0, 1.0).log()
-    return torch.where(x > 0, log, -torch.inf)
+    return torch.where(x > 0.0, log, -torch.inf)
 
 
 def safe_logsumexp(x: Tensor) -> Tensor:

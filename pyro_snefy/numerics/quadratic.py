@@ -2,6 +2,7 @@ r"""Quadratic forms of many rows, :math:`x^\top A x`, with a gradient of two mat
 
 __all__ = ["quadratic"]
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class _Quadratic(Function):
         shifted.diagonal(dim1=-2, dim2=-1).add_(_RIDGE * unit)
         factor, _ = torch.linalg.cholesky_ex(shifted)
         outputs = rows @ factor.to(rows.dtype)
-        return torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).square()
+        return torch.linalg.vector_norm(outputs, dim=-1).double().square()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
@@ -69,10 +70,14 @@ class _Quadratic(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, matrix = ctx.saved_tensors
-        weighted = rows * (2.0 * grad).to(rows.dtype).unsqueeze(-1)
+        weighted = rows * grad.to(rows.dtype).unsqueeze(-1)
         # The gradient by the matrix is symmetric, as the matrix is.
-        by_matrix = 0.5 * (rows.mT @ weighted).to(matrix.dtype)
-        return weighted @ matrix.to(rows.dtype), by_matrix, None
+        by_matrix = (rows.mT @ weighted).to(matrix.dtype)
+        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
+
+
+# Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
+_Quadratic.forward.__signature__ = signature(_Quadratic.forward)  # type: ignore[attr-defined]
 
 
 class _DualQuadratic(_Quadratic):
