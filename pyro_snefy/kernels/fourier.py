@@ -204,8 +204,8 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         mean = mean + centre.new_full((), 1 / frequency) if activation.offset else mean
         if not few:
             slope = 1 + number * own.squeeze(-2) * sin
-            return Features(None, (cos, sin, slope), mean.unsqueeze(-2))
-        slope = still + moving * sin.unsqueeze(-2)  # (*, D, n)
-        return Features(None, (cos, sin), torch.cat([mean.unsqueeze(-2), slope], dim=-2))
+            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
+        slopes = [a + b * sin for a, b in zip(still.unbind(-2), moving.unbind(-2), strict=True)]
+        return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)

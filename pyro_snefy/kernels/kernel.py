@@ -121,7 +121,7 @@ class Separable(Kernel):
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct = self.features(self._shifted(bias))
-        total = bias.new_zeros(()) if direct is None else direct.mT @ direct
+        total = bias.new_zeros(()) if direct is None else _outer(direct)
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
             term = block if left is None else block * left.unsqueeze(-1)
@@ -136,7 +136,7 @@ class Separable(Kernel):
             bias: The biases, with shape :math:`(*, n)`.
         """
         log_scale, values, direct = self.features(self._shifted(bias))
-        total = bias.new_zeros(()) if direct is None else direct.square().sum(-2)
+        total = bias.new_zeros(()) if direct is None else direct.square().sum(0)
         for (p, q), block in self.blocks.items():
             term = block.diagonal(dim1=-2, dim2=-1)
             for value in (values[p], values[q]):
@@ -144,6 +144,11 @@ class Separable(Kernel):
             total = total + (term if p == q else 2 * term)
         log_norm = total.clamp(min=0).log()
         return log_norm if log_scale is None else log_norm + 2 * log_scale
+
+
+def _outer(direct: Tensor) -> Tensor:
+    rows = direct.movedim(0, -2)  # (*, r, n)
+    return rows.mT @ rows
 
 
 class Pairwise(Kernel):
