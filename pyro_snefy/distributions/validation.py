@@ -20,7 +20,7 @@ from torch import Size, Tensor
 from ..activations import Activation
 from ..bases import Base
 from ..constraints import is_real
-from ..kernels import Kernel, Separable
+from ..kernels import Kernel, Pairwise
 from ..network import Network
 from ..numerics.forms import Form, Readout
 from ..numerics.linalg import all_finite, broadcast_shapes
@@ -173,9 +173,9 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
 
 
 def _log_norms(network: Network, neurons: Kernel, bias: Tensor) -> Tensor:
-    if isinstance(neurons, Separable):
-        return neurons.log_diagonal(bias)
-    return replace(network, bias=bias).log_norms()
+    if isinstance(neurons, Pairwise):  # n entries of the kernel, and not its n^2
+        return replace(network, bias=bias).log_norms()
+    return neurons.log_diagonal(bias)
 
 
 def _log_diagonal(form: Form) -> Tensor:

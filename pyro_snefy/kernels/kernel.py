@@ -67,6 +67,16 @@ class Kernel:
         """
         raise NotImplementedError
 
+    def log_diagonal(self, bias: Tensor) -> Tensor:
+        r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`.
+
+        Arguments:
+            bias: The biases, with shape :math:`(*, n)`.
+        """
+        log_scale, matrix = self.matrix(bias)
+        log_norm = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0).log()
+        return log_norm if log_scale is None else log_norm + 2 * log_scale
+
 
 class Separable(Kernel):
     r"""A kernel that is a bilinear form in functions of single biases.
@@ -130,11 +140,6 @@ class Separable(Kernel):
         return log_scale, total
 
     def log_diagonal(self, bias: Tensor) -> Tensor:
-        r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`, without the other entries.
-
-        Arguments:
-            bias: The biases, with shape :math:`(*, n)`.
-        """
         log_scale, values, direct = self.features(self._shifted(bias))
         total = bias.new_zeros(()) if direct is None else direct.square().sum(0)
         for (p, q), block in self.blocks.items():
