@@ -240,7 +240,7 @@ class Snake(FourierActivation):
     def __call__(self, z: Tensor) -> Tensor:
         if self.offset:
             sin = (self.a * z).sin()
-            return torch.addcmul(z, sin, sin, value=1 / self.a)
+            return torch.add(z, sin * sin, alpha=1 / self.a)
         return z - (2 * self.a * z).cos() / (2 * self.a)
 
 

@@ -263,4 +263,4 @@ class Gaussian(FourierBase, LaplaceBase):
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     # With fewer operations than torch.distributions.Normal.
     white = (x - loc) / scale
-    return torch.addcmul(-_LOG_ROOT - scale.log(), white, white, value=-0.5)
+    return torch.add(-_LOG_ROOT - scale.log(), white * white, alpha=-0.5)

@@ -31,7 +31,7 @@ class Pushforward(Base):
     """
 
     def parts(self) -> tuple[Base, ...]:
-        return self.latent(torch.zeros(())).parts()
+        return self.latent(torch.empty(0)).parts()
 
     def latent(self, like: Tensor) -> Any:
         raise NotImplementedError
@@ -168,6 +168,9 @@ class Standardized(Pushforward):
     def _log_volume(self) -> Tensor:
         log_scale = self.scale.log()
         return log_scale.sum(-1) if self.event_dim else log_scale
+
+    def parts(self) -> tuple[Base, ...]:
+        return self.base.parts()
 
     def latent(self, like: Tensor) -> Base:
         return self.base

@@ -218,10 +218,13 @@ class SNEFY(TorchDistribution):
     def condition_number(self) -> Tensor:
         r"""The loss of precision to expect.
 
-        .. math:: \kappa = \frac{1}{Z} \sum_{ij} |M_{ij} K_{ij}|
+        .. math:: \kappa = \frac{1}{Z} \max\left( \sum_{ij} |M_{ij} K_{ij}|, \,
+            \frac{1}{8} \sum_i M_{ii} \epsilon_i \right)
 
-        The error of :math:`\log Z` is about :math:`\kappa` times the machine precision, that of
-        float64. It is infinite where :math:`Z` is zero.
+        The error of :math:`\log Z` is about :math:`\kappa` times the precision of float64. The
+        second sum counts only where the kernel itself is a difference of larger numbers, such as
+        the kernel of sines of tiny weights: :math:`\epsilon_i` is their size. The condition number
+        is infinite where :math:`Z` is zero.
         """
         network = self._network.to(torch.float64)
         neurons = network.kernel()
@@ -235,6 +238,11 @@ class SNEFY(TorchDistribution):
             matrix = torch.hypot(real, matrix[..., n:, :n] - matrix[..., :n, n:])
         absolute = Gram(gram.abs())
         total = absolute.log_trace(Features(log_scale, (None,)), {(0, 0): matrix.abs()})
+        diagonal = network.form.gram().diagonal(dim1=-2, dim2=-1)
+        rounding = torch.cat(
+            [neurons.rounding(network.bias)] * (diagonal.shape[-1] // network.width), -1
+        )
+        total = torch.maximum(total, ((diagonal * rounding).sum(-1) / 8).log())
         log_normalizer = network.log_normalizer(neurons)
         ratio = torch.where(log_normalizer > -torch.inf, total - log_normalizer, torch.inf)
         return ratio.exp().to(self.weight.dtype).expand(self.batch_shape)

@@ -1,4 +1,13 @@
-r"""The Fourier engine: kernels from characteristic functions."""
+r"""The Fourier engine: kernels from characteristic functions.
+
+.. math:: \int \cos(w_i \cdot t) \cos(w_j \cdot t) \, d\mu
+    = \frac{1}{2} \Re \left( \chi(w_i - w_j) + \chi(w_i + w_j) \right), \quad
+    \chi(\omega) = \int e^{i \omega \cdot t} \, d\mu
+
+Products of sines have a minus in place of the plus. Biases enter by the addition theorems. The
+kernels of the cosine and the snake on a normal law are in arXiv:2305.13552, where the cosine lacks
+a factor 1/2; the snake is the activation of arXiv:2006.08195.
+"""
 
 import math
 from collections.abc import Callable
@@ -16,7 +25,8 @@ from ..numerics.hyperbolic import damped_hyperbolic
 from .kernel import Separable
 from .registry import register_kernel
 
-# Up to as many coordinates, linear functions of rows are written out: (1 + D) n numbers a row.
+# With at most four coordinates, the linear part of a snake is D vectors for each row of biases,
+# which costs less than one more matrix product.
 _DIRECT = 4
 
 
@@ -73,6 +83,7 @@ def _wave(
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
         base.mass(weight).amax(),
+        cancels=not isinstance(base, Gaussian),
     )
 
 
@@ -110,15 +121,15 @@ def _identity(activation: Identity, base: FourierBase, weight: Tensor) -> Separa
 
 @register_kernel(Snake, FourierBase)
 def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
-    r"""The snake is its mean, and three fluctuations about it.
+    r"""The snake is its mean, a linear function and two waves.
 
-    With :math:`\omega = 2 a w` and :math:`\beta = 2 a b`,
+    With the frequency :math:`f = 2a`, :math:`\omega = f w`, :math:`\beta = f b` and the offset
+    :math:`o`,
 
     .. math:: \sigma = b + o + w \cdot t
-        - \frac{\cos \beta \cos(\omega \cdot t) - \sin \beta \sin(\omega \cdot t)}{2a}.
+        - \frac{\cos \beta \cos(\omega \cdot t) - \sin \beta \sin(\omega \cdot t)}{f}.
 
-    In terms of the mean, the covariances of a neuron's linear part with the waves of another, and
-    of waves with waves, are what is left: constant functions take no block.
+    The block of the means is the total mass. All other blocks are covariances.
     """
     frequency = activation.wave_frequency
     offset = 1 / frequency if activation.offset else 0.0
@@ -160,6 +171,8 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
         ),
         features,
         _shift(base, weight),
+        mass.amax(),
+        cancels=True,
     )
 
 
@@ -177,35 +190,38 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     """
     frequency = activation.wave_frequency
     white = base.whiten(weight)
-    omega = frequency * white
-    phase = omega @ omega.mT
-    half = (omega * omega).sum(-1) / 2.0
+    small = frequency / math.sqrt(2) * white
+    phase, half = small @ small.mT, (small * small).sum(-1)  # P / 2, and its diagonal
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
     outer = decay.unsqueeze(-1) * decay.unsqueeze(-2)
-    # Exponents whose sum has the constant 1 / 2 f^2 of the products of waves.
-    half = half + math.log(math.sqrt(2) * frequency)
-    sums = cutoff_exp(torch.stack([phase, -phase]) - (half.unsqueeze(-1) + half.unsqueeze(-2)))
-    minus, plus = sums.unbind()
-    blocks = {(0, 0): minus + plus - outer, (1, 1): minus - plus - outer * phase}
+    # Roots of e^{+-P - (P_ii + P_jj) / 2} / 2 f^2. The square of their difference has the digits
+    # that cosh P - 1 would lose.
+    half = torch.rsub(half, math.log(math.sqrt(2) * frequency) / 2, alpha=-0.5)
+    both = half.unsqueeze(-1) + half.unsqueeze(-2)
+    up, down = cutoff_exp(torch.stack([phase, -phase]) - both).unbind()
+    difference = up - down
+    odd = torch.sub(difference * (up + down), outer * phase, alpha=2.0)
+    blocks = {(0, 0): difference * difference, (1, 1): odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
         blocks[2, 2] = white @ white.mT
     own = decay.unsqueeze(-2)
-    # What features need in their dtype, in one tensor.
-    vectors = torch.cat([own, white.mT, own * omega.mT], dim=-2) if few else own
+    # One tensor holds all vectors that features need: it changes its dtype in one operation.
+    vectors = torch.cat([own, white.mT, frequency * own * white.mT], dim=-2) if few else own
 
     def features(centre: Tensor) -> Features:
-        # Numbers are tensors of the right dtype: no conversion for each operation.
+        # A number that is a tensor of the right dtype need not be converted by each operation.
         number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
         angle = centre * number
         cos, sin = angle.cos(), angle.sin()
-        own, still, moving = rows.split([1, *[rows.shape[-2] // 2] * 2], dim=-2)
-        mean = centre - own.squeeze(-2) * cos
-        mean = mean + centre.new_full((), 1 / frequency) if activation.offset else mean
+        own, *others = rows.unbind(-2)
+        mean = centre - own * cos
+        mean = mean + number.reciprocal() if activation.offset else mean
         if not few:
-            slope = 1 + number * own.squeeze(-2) * sin
+            slope = 1 + number * own * sin
             return Features(None, (cos, sin, slope), mean.unsqueeze(0))
-        slopes = [a + b * sin for a, b in zip(still.unbind(-2), moving.unbind(-2), strict=True)]
+        still, moving = others[: len(others) // 2], others[len(others) // 2 :]
+        slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
         return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)

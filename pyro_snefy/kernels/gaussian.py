@@ -1,4 +1,7 @@
-r"""The Gaussian engine: kernels from the bivariate normal law of two preactivations."""
+r"""The Gaussian engine: kernels from the bivariate normal law of two preactivations.
+
+The formulas, for any bias, and their sources are in :mod:`pyro_snefy.numerics.bivariate`.
+"""
 
 __all__ = ["normal_expectation"]
 
@@ -51,10 +54,12 @@ def _(activation: GELU, *law: Tensor) -> Tensor:
 
 
 def angles(white: Tensor) -> Tensor:
-    r"""The angles between weights on a standard normal, with shape :math:`(*, n, n)`.
+    r"""The angles between weights on a standard normal law, with shape :math:`(*, n, n)`.
 
-    They are exact where :math:`\arccos \rho` loses half of its digits, near zero and
-    :math:`\pi`. Gradients go by way of the covariances.
+    .. math:: \theta = 2 \arctan \frac{\|u - v\|}{\|u + v\|}
+
+    has all digits near zero and :math:`\pi`, where :math:`\arccos \rho` has half of them (Kahan
+    2006). Angles carry no gradient: covariances do.
     """
     white = white.detach()
     norm = white.norm(dim=-1, keepdim=True)
@@ -69,7 +74,7 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
     covariance = base.quadratic(weight)
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     angle = angles(base.whiten(weight))
-    shift = (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
+    shift = (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
 
     def evaluate(mean: Tensor) -> Tensor:
         return normal_expectation(

@@ -67,6 +67,14 @@ class Kernel:
         """
         raise NotImplementedError
 
+    def rounding(self, bias: Tensor) -> Tensor:
+        r"""Absolute errors of the :math:`K_{ii}` over eps, where these are more than relative ones.
+
+        Arguments:
+            bias: The biases, with shape :math:`(*, n)`.
+        """
+        return torch.zeros_like(bias)
+
     def log_diagonal(self, bias: Tensor) -> Tensor:
         r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`.
 
@@ -94,6 +102,8 @@ class Separable(Kernel):
         shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
         unit: The blocks have absolute errors of eps times this number. If it is given, rows of
             biases may be in float32, and so may their features.
+        cancels: Whether blocks are differences of numbers as large as the unit, which is given
+            then. They have relative errors of eps otherwise.
 
     Example:
         >>> linear = Separable({(0, 0): torch.ones(2, 2)}, lambda b: Features(None, (b,)))
@@ -108,12 +118,14 @@ class Separable(Kernel):
         features: Callable[[Tensor], Features],
         shift: Tensor | None = None,
         unit: Tensor | float | None = None,
+        cancels: bool = False,
     ) -> None:
         self.blocks = blocks
         self.features = features
         self.shift = shift
         self.takes_float32 = unit is not None
         self.unit = 1.0 if unit is None else unit
+        self.cancels = cancels
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
@@ -138,6 +150,13 @@ class Separable(Kernel):
             term = term if right is None else term * right.unsqueeze(-2)
             total = total + (term if p == q else term + term.mT)
         return log_scale, total
+
+    def rounding(self, bias: Tensor) -> Tensor:
+        if not self.cancels:
+            return super().rounding(bias)
+        values = self.features(self._shifted(bias)).values
+        squares = [torch.ones_like(bias) if x is None else x.square() for x in values]
+        return self.unit * sum(squares[1:], squares[0])
 
     def log_diagonal(self, bias: Tensor) -> Tensor:
         log_scale, values, direct = self.features(self._shifted(bias))

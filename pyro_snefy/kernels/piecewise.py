@@ -1,4 +1,4 @@
-r"""Piecewise polynomial activations on intervals, by exact quadrature between kinks."""
+r"""Activations that are monomials on either side of zero, on intervals with Lebesgue measure."""
 
 __all__ = ["piecewise_moment"]
 
