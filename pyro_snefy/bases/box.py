@@ -13,7 +13,7 @@ from ..constraints import intervals
 from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
 from ..numerics.linalg import broadcast_shapes
 from ..numerics.rejection import choose
-from .base import Base, Partial, TensorField
+from .base import Base, Partial, TensorField, TensorLike, as_parameters
 from .engines import FourierBase, LaplaceBase
 from .mixture import BatchedMixture
 
@@ -55,17 +55,10 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         "high": TensorField(constraints.real, per_event=True, fixed=True),
     }
 
-    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
-        try:
-            shape = broadcast_shapes(low.shape, high.shape)
-            if not shape:
-                raise RuntimeError
-        except RuntimeError:
-            raise ValueError(
-                "UniformBox: expected low and high with shape (*, d), "
-                f"got {tuple(low.shape)} and {tuple(high.shape)}."
-            ) from None
-        self.low, self.high = low, high
+    def __init__(
+        self, low: TensorLike, high: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        shape, (self.low, self.high) = as_parameters(self, low=(low, "d"), high=(high, "d"))
         super().__init__(shape[:-1], shape[-1:], shape[-1], validate_args)
 
     @property
@@ -169,15 +162,11 @@ class Interval(_Bounded, BatchedMixture):
         "high": TensorField(constraints.real, rank=1, fixed=True),
     }
 
-    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
-        try:
-            low, high = torch.broadcast_tensors(low, high)
-        except RuntimeError:
-            raise ValueError(
-                "Interval: expected low and high of one shape, "
-                f"got {tuple(low.shape)} and {tuple(high.shape)}."
-            ) from None
-        self.low, self.high = torch.atleast_1d(low), torch.atleast_1d(high)
+    def __init__(
+        self, low: TensorLike, high: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        _, ends = as_parameters(self, low=(low, ""), high=(high, ""))
+        self.low, self.high = torch.atleast_1d(*torch.broadcast_tensors(*ends))
         super().__init__(self.low.shape[:-1], Size(), 1, validate_args)
 
     def _validate(self) -> None:

@@ -12,14 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intersection, union
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from ..numerics.rejection import choose
-from .base import Base, Partial, TensorField, check_bases
+from .base import (
+    Base,
+    Partial,
+    TensorField,
+    TensorLike,
+    as_parameters,
+    as_tensors,
+    check_bases,
+)
 from .engines import FourierBase, LaplaceBase, Pairs
 from .gaussian import Gaussian
 
@@ -226,26 +234,20 @@ class GaussianMixture(BatchedMixture):
         "loc": TensorField(constraints.real, rank=1, per_event=True),
         "scale": TensorField(constraints.positive, rank=1, per_event=True),
     }
+    support = constraints.real_vector
 
     def __init__(
-        self, logits: Tensor, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+        self,
+        logits: TensorLike,
+        loc: TensorLike,
+        scale: TensorLike,
+        *,
+        validate_args: bool | None = None,
     ) -> None:
-        try:
-            if min(logits.dim(), loc.dim() - 1, scale.dim() - 1) < 1:
-                raise RuntimeError
-            shape = broadcast_shapes(loc.shape, scale.shape, Size((*logits.shape, 1)))
-        except RuntimeError:
-            raise ValueError(
-                "GaussianMixture: expected logits with shape (*, K), loc and scale with shape "
-                f"(*, K, d), got {tuple(logits.shape)}, {tuple(loc.shape)} and "
-                f"{tuple(scale.shape)}."
-            ) from None
-        self.logits, self.loc, self.scale = logits, loc, scale
+        shape, (self.logits, self.loc, self.scale) = as_parameters(
+            self, logits=(logits, "K"), loc=(loc, "Kd"), scale=(scale, "Kd")
+        )
         super().__init__(shape[:-2], shape[-1:], shape[-1], validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector
 
     @property
     def components(self) -> Gaussian:
@@ -314,24 +316,20 @@ class Mixture(MixtureBase):
     base_fields = ("bases",)
 
     def __init__(
-        self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
+        self, logits: TensorLike, bases: Sequence[Base], *, validate_args: bool | None = None
     ) -> None:
+        (logits,) = as_tensors(logits)
         batch = check_bases(self, bases, logits.shape[:-1])
         if logits.dim() < 1 or logits.shape[-1] != len(bases):
             raise ValueError(
                 f"Mixture: expected logits with shape (*, {len(bases)}), one for each base, "
                 f"got {tuple(logits.shape)}."
             )
-        shapes = [(tuple(base.event_shape), base.num_statistics) for base in bases]
-        if len(set(shapes)) != 1:
+        kinds = {(base.event_shape, base.statistic_signature) for base in bases}
+        if len(kinds) > 1 or any(base.latent(logits) is not base for base in bases):
             raise ValueError(
-                f"Mixture: expected bases of one event shape and statistic, got {shapes}."
-            )
-        moved = [base for base in bases if base.latent(logits) is not base]
-        if moved:
-            raise ValueError(
-                "Mixture: expected bases with one statistic, and so none whose statistic follows "
-                f"a latent base, got {moved}."
+                "Mixture: expected bases of one event shape and one statistic, none of them a "
+                f"Pushforward or a product with one, got {list(bases)}."
             )
         self.logits, self.bases = logits, tuple(bases)
         super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
@@ -346,6 +344,10 @@ class Mixture(MixtureBase):
 
     def weight_constraint(self, activation: Activation) -> Any:
         return intersection([base.weight_constraint(activation) for base in self.bases])
+
+    @property
+    def statistic_signature(self) -> tuple[Any, ...]:
+        return self.bases[0].statistic_signature
 
     def statistic(self, x: Tensor) -> Tensor:
         return self.bases[0].statistic(x)
@@ -380,22 +382,25 @@ class Mixture(MixtureBase):
         return self.bases[0].example(like)
 
     def log_density(self, x: Tensor) -> Tensor:
-        atoms: list[Tensor] = []
-        diffuse: list[Tensor] = []
+        return self._density(x)[0]
+
+    def codimension(self, x: Tensor) -> Tensor:
+        return self._density(x)[1]
+
+    def _density(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # The log-density and the codimension: a component gives no mass to an atom of another.
+        values, lacking = [], []
         for base, log_weight in zip(self.bases, self.log_weights().unbind(-1), strict=True):
             inside = base.support.check(x)
-            mask = inside[(...,) + (None,) * self.event_dim]
-            value = base.log_density(torch.where(mask, x, base.example(x)))
-            value = torch.where(inside, value + log_weight, -torch.inf)
-            (atoms if base.is_discrete else diffuse).append(value)
-        if not (atoms and diffuse):
-            return _log_sum(atoms or diffuse)
-        on_atom = _log_sum(atoms)  # the diffuse components give no mass to an atom
-        return torch.where(on_atom > -torch.inf, on_atom, _log_sum(diffuse))
+            own = torch.where(inside[(...,) + (None,) * self.event_dim], x, base.example(x))
+            value = torch.where(inside, base.log_density(own) + log_weight, -torch.inf)
+            lacking.append(torch.where(value > -torch.inf, base.codimension(own), -1))
+            values.append(value)
+        log_density = torch.stack(torch.broadcast_tensors(*values), dim=-1)
+        codimension = torch.stack(torch.broadcast_tensors(*lacking), dim=-1)
+        most = codimension.amax(-1, keepdim=True)
+        log_density = torch.where(codimension == most, log_density, -torch.inf)
+        return safe_logsumexp(log_density), most.squeeze(-1)
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.bases)})"
-
-
-def _log_sum(values: list[Tensor]) -> Tensor:
-    return safe_logsumexp(torch.stack(torch.broadcast_tensors(*values), dim=-1))

@@ -106,6 +106,13 @@ class Product(FourierBase, LaplaceBase):
     def log_density(self, x: Tensor) -> Tensor:
         return _sum([base.log_density(piece) for base, piece in self._pieces(x)])
 
+    def codimension(self, x: Tensor) -> int | Tensor:
+        return sum(base.codimension(piece) for base, piece in self._pieces(x))
+
+    @property
+    def statistic_signature(self) -> tuple[Any, ...]:
+        return sum((base.statistic_signature for base in self.bases), ())
+
     def latent(self, like: Tensor) -> Base:
         latents = [base.latent(like) for base in self.bases]
         same = all(latent is base for latent, base in zip(latents, self.bases, strict=True))

@@ -11,8 +11,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
+from ..constraints import REALS
 from ..numerics.linalg import broadcast_shapes
-from .base import Base, Partial, TensorField, check_dimension
+from .base import Base, Partial, TensorField, TensorLike, as_parameters, check_dimension
 from .gaussian import Gaussian
 
 
@@ -57,13 +58,11 @@ class UniformCube(Pushforward):
         tensor([0., 0.])
     """
 
+    support = constraints.independent(constraints.unit_interval, 1)
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 1)
         super().__init__(Size(), Size((d,)), d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.independent(constraints.unit_interval, 1)
 
     def example(self, like: Tensor) -> Tensor:
         return like.new_full(self.event_shape, 0.5)
@@ -128,20 +127,21 @@ class Standardized(Pushforward):
     base_fields = ("base",)
 
     def __init__(
-        self, base: Base, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+        self, base: Base, loc: TensorLike, scale: TensorLike, *, validate_args: bool | None = None
     ) -> None:
-        if base.support not in (constraints.real, constraints.real_vector):
+        if base.support not in REALS:
             raise ValueError(
                 f"Standardized: expected a base on the reals or real vectors, got {base}."
             )
-        event = base.event_shape
-        shape = broadcast_shapes(loc.shape, scale.shape)
+        event, letters = base.event_shape, "d" * base.event_dim
+        given = {"loc": (loc, letters), "scale": (scale, letters)}
+        shape, (self.loc, self.scale) = as_parameters(self, **given)
         if shape[len(shape) - len(event) :] != event:
             raise ValueError(
                 f"Standardized: expected loc and scale with shape (*, {', '.join(map(str, event))})"
-                f", got {tuple(loc.shape)} and {tuple(scale.shape)}."
+                f", got {tuple(self.loc.shape)} and {tuple(self.scale.shape)}."
             )
-        self.base, self.loc, self.scale = base, loc, scale
+        self.base = base
         batch = broadcast_shapes(shape[: len(shape) - len(event)], base.batch_shape)
         super().__init__(batch, event, base.num_statistics, validate_args)
 
