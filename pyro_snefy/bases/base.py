@@ -41,13 +41,7 @@ def cutoff_exp(x: Tensor) -> Tensor:
 
 
 def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
-    r"""Folds the batch dimensions of a tensor into one, or into none if they have one member.
-
-    Arguments:
-        x: The tensor, with batch dimensions that broadcast to the batch shape.
-        rank: The number of dimensions of ``x`` that are not batch dimensions.
-        batch_shape: The batch shape.
-    """
+    """Folds all but the last ``rank`` dimensions into one, or into none if they have one member."""
     own, event = x.shape[: x.dim() - rank], x.shape[x.dim() - rank :]
     if own.numel() == 1:
         return x.reshape(event)
@@ -169,8 +163,8 @@ class Base:
     4. Supply :attr:`support` and :meth:`log_density`, :meth:`statistic` unless :math:`t(x) = x`,
        and :meth:`example` unless zero is in the support.
     5. Supply what the engine asks for: see the class chosen in step 1.
-    6. For marginal and conditional laws, supply :meth:`marginal` and :meth:`conditional`,
-       :meth:`columns` unless :math:`t(x) = x`, and :meth:`regression` unless coordinates are
+    6. For marginal and conditional laws, supply :meth:`marginal`, :meth:`columns` unless
+       :math:`t(x) = x`, and :meth:`conditional` and :meth:`regression` unless coordinates are
        independent.
 
     Arguments:
@@ -360,16 +354,18 @@ class Base:
 
     def marginal(self, dims: Sequence[int]) -> "Base":
         """The law of some coordinates, in the given order."""
-        raise NotImplementedError(f"{self} has no marginal laws in closed form.")
+        raise NotImplementedError(f"{self} has no marginal or conditional laws in closed form.")
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Base":
         r"""The law of the other coordinates, in their order, given the values of some.
+
+        The default is their marginal law, which holds where coordinates are independent.
 
         Arguments:
             dims: The given coordinates.
             values: Their values, with shape :math:`(*, \text{len(dims)})`.
         """
-        raise NotImplementedError(f"{self} has no conditional laws in closed form.")
+        return self.marginal(self.others(dims))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         r"""The matrix :math:`B` of :math:`E[t_2 | t_1] = c_2 + B (t_1 - c_1)`.

@@ -96,9 +96,6 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         low, high = torch.broadcast_tensors(self.low, self.high)
         return UniformBox(low[..., dims], high[..., dims], validate_args=False)
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformBox":
-        return self.marginal(self.others(dims))
-
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         log_density = torch.where(observed, -(self.high - self.low).log(), 0.0).sum(-1)
         known = torch.where(observed, x, 0.0)
@@ -120,9 +117,8 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         return torch.where(eta > 0, self.high - length * depth, self.low + length * depth)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # With v = Σ_k v_k, the average of v^2 over all signs of the v_k is Σ_k v_k^2. So draw
-        # magnitudes first: one, chosen by its share, with density ∝ u^2, the others uniform. Then
-        # draw the signs one after the other.
+        # The average of (Σ_k v_k)^2 over all signs of the v_k is Σ_k v_k^2. So draw magnitudes
+        # first: one, chosen by its share, with density ∝ u^2, the others uniform. Then draw signs.
         half = self._half().squeeze(-2)
         scale = (weight * half).abs()  # (N, d)
         size = torch.rand_like(scale)
@@ -200,8 +196,7 @@ class Interval(_Bounded, BatchedMixture):
 
 
 def _product(x: Tensor) -> Tensor:
-    # By halves: the gradients of torch's prod and cumprod look for zeros, and so wait for the
-    # device.
+    # By halves: the gradients of torch's prod and cumprod look for zeros, and wait for the device.
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         pairs = x[..., :half] * x[..., half : 2 * half]

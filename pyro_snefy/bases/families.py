@@ -59,9 +59,6 @@ class NormalFamily(LaplaceBase):
     def marginal(self, dims: Sequence[int]) -> "NormalFamily":
         return NormalFamily(len(dims))
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "NormalFamily":
-        return NormalFamily(len(self.others(dims)))
-
     def log_partition(self, eta: Tensor) -> Tensor:
         linear, quadratic = eta.chunk(2, dim=-1)
         terms = math.log(math.pi) - (-quadratic).log() - linear.square() / (2 * quadratic)

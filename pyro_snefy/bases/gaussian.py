@@ -150,8 +150,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return mean, self.covariance(eta).unsqueeze(-3).expand(mean.shape + mean.shape[-1:])
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        noise = torch.randn_like(eta)
-        return self._event(noise + self._white_rows(eta), eta)
+        return self._event(torch.randn_like(eta) + self._white_rows(eta))
 
     def sample_square(self, weight: Tensor) -> Tensor:
         # Along the weight, the density ∝ u^2 exp(-u^2 / 2): u^2 is chi-squared with three degrees
@@ -172,18 +171,16 @@ class Gaussian(FourierBase, LaplaceBase):
         unit = white / torch.where(norm > 0, norm, 1.0)
         noise = torch.randn_like(weight)
         noise = noise + unit * (along.unsqueeze(-1) - (noise * unit).sum(-1, keepdim=True))
-        return self._event(noise, weight)
+        return self._event(noise)
 
     def _white_rows(self, rows: Tensor) -> Tensor:
         return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
 
-    def _event(self, noise: Tensor, like: Tensor) -> Tensor:
+    def _event(self, noise: Tensor) -> Tensor:
         # The event m + L e, for noise e with shape (N, D).
         if self.scale_tril is not None:
-            offset = rows_matmul(noise, self.scale_tril.mT)
-        else:
-            offset = noise * self._vector_scale()
-        x = self.mean(like) + offset
+            return self.loc + rows_matmul(noise, self.scale_tril.mT)
+        x = self.mean(noise) + noise * self._vector_scale()
         return x if self.event_dim else x.squeeze(-1)
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":

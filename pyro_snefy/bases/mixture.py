@@ -19,15 +19,7 @@ from ..activations import Activation
 from ..constraints import intersection, union
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from ..numerics.rejection import choose
-from .base import (
-    Base,
-    Partial,
-    TensorField,
-    TensorLike,
-    as_parameters,
-    as_tensors,
-    check_bases,
-)
+from .base import Base, Partial, TensorField, TensorLike, as_parameters, as_tensors, check_bases
 from .engines import FourierBase, LaplaceBase, Pairs
 from .gaussian import Gaussian
 
@@ -49,38 +41,23 @@ class MixtureBase(FourierBase, LaplaceBase):
         raise NotImplementedError
 
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
-        r"""Evaluates a function on all components.
+        r"""Evaluates ``function(base, argument)`` on all components; the argument is (*, E, D).
 
-        Arguments:
-            function: A function of a base and an argument that returns several tensors. None
-                stands for zeros.
-            argument: The argument, with shape :math:`(*, E, D)`.
-            rank: The number of dimensions of a result that are not batch dimensions.
-
-        Returns:
-            The results. The components are the dimension before the last ``rank`` ones.
+        Each result, with None for zeros, gets the components as the dimension before its last
+        ``rank`` ones, which are not batch dimensions.
         """
         raise NotImplementedError
 
     def scatter(self, component: Tensor, draw: Draw) -> Tensor:
-        r"""Draws an event for each row, from the component of the row.
+        r"""Draws an event for each row, from the component of the row, by ``draw(base, rows)``.
 
-        Arguments:
-            component: The components, with shape :math:`(N,)`. The mixture has no batch dimension,
-                or one of length :math:`N`.
-            draw: A function of a base and the indices of :math:`R` rows that returns events with
-                shape :math:`(R, \text{event})`. The base has no batch dimension, or one of length
-                :math:`R`.
-
-        Returns:
-            The events, with shape :math:`(N, \text{event})`.
+        The mixture has no batch dimension, or one of length :math:`N`, and so have its components.
         """
         raise NotImplementedError
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        (values,) = self.evaluate(
-            lambda base, x: (base.log_partition(x),), eta.unsqueeze(-2), rank=1
-        )
+        rows = eta.unsqueeze(-2)
+        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), rows, rank=1)
         component = choose(self.log_weights() + values.squeeze(-1))
         return self.scatter(component, lambda base, rows: base.sample_member(eta[rows]))
 
@@ -88,11 +65,11 @@ class MixtureBase(FourierBase, LaplaceBase):
         # In component k, v = w·(t - c_k) + w·(c_k - c): its own v and a constant shift.
         like = weight.unsqueeze(-2)
         (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
-        _, offsets, _ = self._centres(like)
+        _, offsets, shares = self._centres(like)
         shift = (offsets * like).sum(-1)  # (N, K)
         spread = (within @ like.mT.unsqueeze(-3)).squeeze(-1)  # (N, K, D)
         second = shift.square() + (spread * like).sum(-1)
-        component = choose(self._masses(like).log() + second.log())
+        component = choose(shares.log() + second.log())
         shift = shift.gather(-1, component.unsqueeze(-1)).squeeze(-1)
 
         def draw(base: Any, rows: Tensor) -> Tensor:
@@ -187,10 +164,7 @@ def _rotated_sum(
 
 
 class BatchedMixture(MixtureBase):
-    r"""A mixture whose components are the last batch dimension of one base.
-
-    A subclass must supply :meth:`log_weights` and :attr:`components`.
-    """
+    r"""A mixture of the bases along the last batch dimension of :attr:`components`."""
 
     @property
     def components(self) -> Base:
@@ -296,7 +270,8 @@ class ConditionalGaussianMixture(GaussianMixture):
 class Mixture(MixtureBase):
     r"""A mixture :math:`\mu = \sum_k \pi_k \mu_k` of bases on one space, atoms included.
 
-    Densities are with respect to Lebesgue measure off the atoms, and counting measure on them.
+    Densities are with respect to Lebesgue measure off the atoms, and counting measure on them. At a
+    point, the components of the lowest dimension count: atoms, then surfaces, then densities.
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
@@ -370,13 +345,8 @@ class Mixture(MixtureBase):
         filler = next(value for row in rows for value in row if value is not None)
         trailing = filler.shape[filler.dim() - rank :]
         zeros = filler.new_zeros(())
-        return tuple(
-            torch.stack(
-                [(zeros if value is None else value).expand(batch + trailing) for value in column],
-                dim=len(batch),
-            )
-            for column in zip(*rows, strict=True)
-        )
+        full = [[(zeros if x is None else x).expand(batch + trailing) for x in row] for row in rows]
+        return tuple(torch.stack(column, dim=len(batch)) for column in zip(*full, strict=True))
 
     def example(self, like: Tensor) -> Tensor:
         return self.bases[0].example(like)

@@ -90,9 +90,6 @@ class UniformCube(Pushforward):
     def marginal(self, dims: Sequence[int]) -> "UniformCube":
         return UniformCube(len(dims))
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformCube":
-        return UniformCube(len(self.others(dims)))
-
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         statistic = torch.where(observed, self.statistic(x), 0.0)
         return Partial(self, statistic, ~observed, x.new_zeros(x.shape[:-1]))
@@ -159,15 +156,14 @@ class Standardized(Pushforward):
         return self.base.statistic(self.to_latent(x))
 
     def log_density(self, x: Tensor) -> Tensor:
-        return self.base.log_density(self.to_latent(x)) - self._log_volume()
+        return self.base.log_density(self.to_latent(x)) - self._sum(self.scale.log())
 
     def log_density_and_statistic(self, x: Tensor) -> tuple[Tensor, Tensor]:
         log_density, statistic = self.base.log_density_and_statistic(self.to_latent(x))
-        return log_density - self._log_volume(), statistic
+        return log_density - self._sum(self.scale.log()), statistic
 
-    def _log_volume(self) -> Tensor:
-        log_scale = self.scale.log()
-        return log_scale.sum(-1) if self.event_dim else log_scale
+    def _sum(self, x: Tensor) -> Tensor:
+        return x.sum(-1) if self.event_dim else x
 
     def latent(self, like: Tensor) -> Base:
         return self.base
@@ -181,18 +177,17 @@ class Standardized(Pushforward):
     def columns(self, dims: Sequence[int]) -> list[int]:
         return self.base.columns(dims)
 
-    def _around(self, base: Base, dims: Sequence[int]) -> "Standardized":
-        # A law of some coordinates of the inner base, moved and stretched as they are here.
+    def _some(self, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
         loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        return Standardized(base, loc[..., dims], scale[..., dims], validate_args=False)
+        return loc[..., dims], scale[..., dims]
 
     def marginal(self, dims: Sequence[int]) -> "Standardized":
-        return self._around(self.base.marginal(dims), dims)
+        return Standardized(self.base.marginal(dims), *self._some(dims), validate_args=False)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Standardized":
-        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        latent = (values - loc[..., dims]) / scale[..., dims]
-        return self._around(self.base.conditional(dims, latent), self.others(dims))
+        loc, scale = self._some(dims)
+        inner = self.base.conditional(dims, (values - loc) / scale)
+        return Standardized(inner, *self._some(self.others(dims)), validate_args=False)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         return self.base.regression(dims, like)
@@ -201,8 +196,7 @@ class Standardized(Pushforward):
         partial = self.base.partial(self.to_latent(x), observed)
         if partial is None:
             return None
-        log_scale = torch.where(observed, self.scale.log(), 0.0)
-        volume = log_scale.sum(-1) if self.event_dim else log_scale
+        volume = self._sum(torch.where(observed, self.scale.log(), 0.0))
         return partial._replace(log_density=partial.log_density - volume)
 
     def __repr__(self) -> str:

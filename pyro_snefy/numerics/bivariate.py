@@ -64,7 +64,6 @@ def _node_chunks(rule: Rule, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     # Nodes lead, so that the innermost loop of each kernel runs over the inputs.
     shape = (-1,) + (1,) * like.dim()
     chunk = max(_CACHE // max(int(like.numel()), 1), 1)
-
     for i in range(0, len(rule), chunk):
         part = torch.tensor(rule[i : i + chunk], dtype=like.dtype, device=like.device)
         yield part[:, 0].reshape(shape), part[:, 1].reshape(shape)
@@ -114,14 +113,12 @@ def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
     ratio = _DROP / k
     d = r * (ratio + math.sqrt(ratio * (ratio + 2)))
     end = r + torch.clamp(d, max=math.sqrt(2 * _DROP))
-
     high, low = torch.zeros_like(y), torch.zeros_like(y)
     for u, w in _node_chunks(_HIGH_RULE if k > 3 else _LOW_RULE, y):
         t = end * u
         term = w * torch.exp(-t * (t / 2 + y)) * t ** (k - 1)
         low = low + term.sum(0)
         high = high + (term * t).sum(0)
-
     moments = [end * high, end * low]
     for j in range(k - 1, 0, -1):
         moments.append((moments[-2] + y * moments[-1]) / j)
@@ -150,7 +147,6 @@ def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     right = [_cdf(h), m * _cdf(h) + s * _pdf(h)]
     for j in range(2, k + 1):
         right.append(m * right[-1] + (j - 1) * v * right[-2])
-
     scale, left = _pdf(h), right[:1]
     for moment in _laplace_moments(k, torch.clamp(-h, min=0.0))[1:]:
         scale = scale * s
@@ -218,7 +214,6 @@ def _pair_partials(
     needed = frozenset(shifted | {(p - 1, k) for p, k in orders if p > 0})
     sums = _pair_integrals(needed, h1, h2, rho, x) if needed else ()
     family = dict(zip(sorted(needed), sums, strict=True))
-
     (end,) = _rapidity(None, rho, x)
     rows = []
     for p, k in sorted(orders):
@@ -271,7 +266,6 @@ def _pair_integrals(
     floor = torch.exp(-2 * end)
     first = torch.exp(-start)
     del a, b, top, level, stop, end
-
     rule = _HIGH_RULE if top_power > 3 else _LOW_RULE if decay > 1 else _SLOW_RULE
     sums = {order: torch.zeros_like(width) for order in sorted(orders)}
     for u, w in _node_chunks(rule, width):
@@ -290,7 +284,6 @@ def _pair_integrals(
                 previous = p
             part = term * (tilt if k == 1 else tilt**k) if k else term
             sums[p, k] = sums[p, k] + part.sum(0)
-
     scale = share * torch.exp(-(h1 * h1 + h2 * h2) / 4) * (grade / math.pi)
     ratio = 2 / (1 + floor)
     return tuple(sums[p, k] * scale * (sign ** (p + 1) * ratio**p) for p, k in sums)
@@ -351,7 +344,6 @@ def relu_moment(
     h2, s2 = _standardise(m2, v2)
     e1 = _half_normal(power, *torch.broadcast_tensors(m1, v1))
     e2 = _half_normal(power, *torch.broadcast_tensors(m2, v2))
-
     scale = s1 * s2
     random = scale > 0
     rho = torch.where(random, c / torch.where(random, scale, 1.0), 0.0)
@@ -455,12 +447,10 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
     root = torch.sqrt(det)
     x = torch.asinh(c / root).detach()
     q = _cdf(h1) * _cdf(h2) + _price_remainder(0, h1, h2, c / (t1 * t2), x)
-
     f1 = _pdf(h1) / t1 * _cdf((m2 * u1 - c * m1) / (t1 * root))
     f2 = _pdf(h2) / t2 * _cdf((m1 * u2 - c * m2) / (t2 * root))
     distance = (u2 * m1.square() - 2 * c * m1 * m2 + u1 * m2.square()) / det
     f = torch.exp(-distance / 2) / (2 * math.pi * root)
-
     first = m1 * (m2 * q + v2 * f2 + c * f1)
     second = v1 * ((m2 - c * m1 / u1) * f1 + (v2 + gram) / u1 * f)
     third = c * (q + (m2 * f2 + c * f) / u2)

@@ -174,7 +174,6 @@ def _debye_coefficients(nu: float) -> tuple[Coefficients, Coefficients]:
     for k in range(1, _DEBYE_TERMS):
         products = (series[i] * series[k - 2 - i] for i in range(k - 1))
         series.append(((weight * series[-1]).deriv() + weight * sum(products, Polynomial([0]))) / 2)
-
     slope = sum((term / nu**k for k, term in enumerate(series, 1)), Polynomial([0]))
     quotient = slope.integ() // Polynomial([-1, 1])
     return tuple(quotient.coef.tolist()), tuple(slope.coef.tolist())
@@ -239,12 +238,10 @@ def _hankel_expansion(order: float) -> tuple[float, Coefficients]:
             k = len(terms)
             size = terms[-1] * (4 * (order - 1) ** 2 - (2 * k - 1) ** 2) / (8 * k * switch)
             terms.append(size)
-
         *terms, neglected = terms
         if amplitude * abs(neglected) <= _EPS / 10 and amplitude * max(map(abs, terms)) <= 1.0:
             signs = (1, 1, -1, -1)
             return switch, tuple(amplitude * c * signs[k % 4] for k, c in enumerate(terms))
-
         switch = switch * 1.0625
 
 
@@ -265,7 +262,6 @@ def _gauss_rule(order: float, switch: float) -> tuple[tuple[float, float], ...]:
         else:
             beta.append(k * (k + 2 * degree - 1) / (4 * (k + degree) * (k + degree - 1)))
         error = error * beta[-1] * switch**2 / (2 * k * (2 * k - 1))
-
     nodes, vectors = np.linalg.eigh(np.diag(np.sqrt(beta[:-1]), -1))
     half = len(beta) // 2
     weights = vectors[0, half:] ** 2
