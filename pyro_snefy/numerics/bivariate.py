@@ -18,10 +18,9 @@ exist, in backward and in forward mode.
 """
 
 __all__ = [
-    "bivariate_cdf",
     "erf_moment",
     "gelu_moment",
-    "half_normal_moment",
+    "half_normal_moments",
     "leaky_relu_moment",
     "relu_moment",
 ]
@@ -108,6 +107,7 @@ def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
     # M_j = ∫ r^j exp(-r^2/2 - ry) dr over r > 0, for j = 0 to k and y >= 0: parabolic cylinder
     # functions (DLMF 12.5.1). M_{j+1} = j M_{j-1} - y M_j (12.8.1) cancels upwards and is stable
     # downwards, so only the top two are integrated.
+
     # The integrand peaks at r. At r + d it is _DROP nats below its peak.
     r = 2 * k / (y + torch.sqrt(y * y + 4 * k))
     ratio = _DROP / k
@@ -131,14 +131,25 @@ def _half_normal_partials(k: int, m: Tensor, v: Tensor) -> list[tuple[Tensor, Te
     h, s = _standardise(m, v)
     s = torch.where(s > 0, s, 1.0)  # h is so far out where s = 0 that its density is zero
     density = _pdf(h) / s
-    e = _half_normal(k - 1, m, v) if k > 0 else ()
+    e = half_normal_moments(k - 1, m, v) if k > 0 else ()
     rows = [(density, -h * density / (2 * s)), *((x, density / 2) for x in e[:1])]
     return rows + [(j * e[j - 1], j * (j - 1) / 2 * e[j - 2]) for j in range(2, k + 1)]
 
 
 @elementwise(_half_normal_partials)
-def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Returns the moments e_0 to e_k, where m and v have one shape."""
+def half_normal_moments(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    r"""Returns moments of the positive part of a Gaussian variable, from order 0 to k.
+
+    .. math:: e_j(m, v) = \mathbb{E} [ (z)_+^j ] \qquad z \sim \mathcal{N}(m, v)
+
+    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. However far :math:`m` lies below
+    zero, the relative error is small, unless the moment underflows.
+
+    Arguments:
+        k: The highest order, a natural number.
+        m: The mean.
+        v: The variance, of the same shape, which may be zero.
+    """
     h, s = _standardise(m, v)
     if k == 0:
         return (_cdf(h),)
@@ -152,22 +163,6 @@ def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         scale = scale * s
         left.append(scale * moment)
     return tuple(torch.where(h > 0, a, b) for a, b in zip(right, left, strict=True))
-
-
-def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
-    r"""Returns a moment of the positive part of a Gaussian variable.
-
-    .. math:: e_k(m, v) = \mathbb{E} [ (z)_+^k ] \qquad z \sim \mathcal{N}(m, v)
-
-    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. However far :math:`m` lies below
-    zero, the relative error is small, unless the moment underflows.
-
-    Arguments:
-        k: The order of the moment, a natural number.
-        m: The mean, broadcastable with `v`.
-        v: The variance, which may be zero.
-    """
-    return _half_normal(k, *torch.broadcast_tensors(m, v))[k]
 
 
 # Two variables
@@ -303,26 +298,6 @@ def _artanh(rho: Tensor, angle: Tensor) -> Tensor:
     return torch.where(rho.abs() < 0.5, near, far)
 
 
-def bivariate_cdf(h1: Tensor, h2: Tensor, rho: Tensor, angle: Tensor) -> Tensor:
-    r"""Returns the distribution function of two correlated standard Gaussian variables.
-
-    .. math:: \Phi_2(h_1, h_2; \rho) = \Phi(h_1) \Phi(h_2)
-        + \int_0^\rho \phi_2(h_1, h_2; t) \, dt
-
-    as in Drezner & Wesolowsky (1990) and Genz (2004).
-
-    Arguments:
-        h1: The first upper bound.
-        h2: The second upper bound.
-        rho: The correlation, which gets the gradient. At :math:`|\rho| = 1`, where the
-            function has a kink, this gradient is zero.
-        angle: The precise :math:`\arccos \rho`, which gets none.
-    """
-    h1, h2 = _clamp(h1), _clamp(h2)
-    total = _cdf(h1) * _cdf(h2) + _price_remainder(0, h1, h2, rho, _artanh(rho, angle))
-    return torch.clamp(total, min=0.0)
-
-
 def relu_moment(
     power: int, m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor
 ) -> Tensor:
@@ -333,7 +308,7 @@ def relu_moment(
         + p! \, (s_1 s_2)^p \int_0^\rho (\rho - t)^p \phi_2(h_1, h_2; t) \, dt
 
     This is Taylor's formula in :math:`c`, by Price's theorem, with :math:`e_k` from
-    :func:`half_normal_moment`. For :math:`\rho \geq 0` every term is positive. For zero means it
+    :func:`half_normal_moments`. For :math:`\rho \geq 0` every term is positive. For zero means it
     is an arc-cosine kernel (Cho & Saul, arXiv:1112.3712).
 
     Arguments:
@@ -342,8 +317,8 @@ def relu_moment(
     """
     h1, s1 = _standardise(m1, v1)
     h2, s2 = _standardise(m2, v2)
-    e1 = _half_normal(power, *torch.broadcast_tensors(m1, v1))
-    e2 = _half_normal(power, *torch.broadcast_tensors(m2, v2))
+    e1 = half_normal_moments(power, *torch.broadcast_tensors(m1, v1))
+    e2 = half_normal_moments(power, *torch.broadcast_tensors(m2, v2))
     scale = s1 * s2
     random = scale > 0
     rho = torch.where(random, c / torch.where(random, scale, 1.0), 0.0)
@@ -381,8 +356,8 @@ def leaky_relu_moment(
         slope: The slope :math:`a` below zero.
         m1, m2, v1, v2, c, angle: The law of the pair.
     """
-    p1, e1 = _half_normal(1, *torch.broadcast_tensors(m1, v1))
-    p2, e2 = _half_normal(1, *torch.broadcast_tensors(m2, v2))
+    p1, e1 = half_normal_moments(1, *torch.broadcast_tensors(m1, v1))
+    p2, e2 = half_normal_moments(1, *torch.broadcast_tensors(m2, v2))
     linear = m1 * m2 + c
     mixed = m1 * e2 + m2 * e1 + c * (p1 + p2)
     rectified = relu_moment(1, m1, m2, v1, v2, c, angle)
