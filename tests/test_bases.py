@@ -259,14 +259,15 @@ def _natural(name: str, base: Base) -> Tensor:
 @pytest.mark.parametrize("name", BASES)
 def test_members_have_the_mean_of_their_family(name: str) -> None:
     base = BASES[name].build()
-    assert isinstance(base, LaplaceBase)
+    latent = base.latent(torch.zeros((), dtype=F64))
+    assert isinstance(latent, LaplaceBase)
     torch.manual_seed(0)
     eta = _natural(name, base)
     if name == "Geometric":
         eta = -eta.abs()
     eta.requires_grad_()
-    (mean,) = torch.autograd.grad(base.log_partition(eta.unsqueeze(0)).sum(), eta)
-    x = base.sample_member(eta.detach().expand(COUNT, -1))
+    (mean,) = torch.autograd.grad(latent.log_partition(eta.unsqueeze(0)).sum(), eta)
+    x = base.event(latent.sample_member(eta.detach().expand(COUNT, -1)))
     statistic = base.statistic(x)
     error = statistic.std(0) / COUNT**0.5
     assert ((statistic.mean(0) - mean).abs() < 4.5 * error + 1e-12).all()

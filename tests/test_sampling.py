@@ -861,7 +861,8 @@ def test_one_coordinate_after_the_other(name: str) -> None:
         weight[:, 2:] = -0.1 - weight[:, 2:].abs()
     law = SNEFY(weight, bias, readout, activation=activation, base=base)
     count = 300 if isinstance(activation, ReLU) else 1500
-    first = sample_sequentially(law._network, Size((count,)))
+    network = law._network
+    first = network.from_latent(sample_sequentially(network.latent(), Size((count,))))
     second = law.sample((20_000,))
     assert bool(law.support.check(first).all())
     directions = torch.cat(

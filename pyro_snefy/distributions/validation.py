@@ -20,10 +20,10 @@ from torch import Size, Tensor
 from ..activations import Activation
 from ..bases import Base
 from ..constraints import is_real
-from ..kernels import Kernel, Separable
+from ..kernels import Kernel, Pairwise
 from ..network import Network
 from ..numerics.forms import Form, Readout
-from ..numerics.linalg import broadcast_shapes
+from ..numerics.linalg import all_finite, broadcast_shapes
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
 
@@ -109,8 +109,9 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
     assert matrix is not None
     if not (matrix.shape[-1] and matrix.shape[-2]):
         raise ValueError(f"SNEFY: expected a {name} that is not empty, got {tuple(matrix.shape)}.")
-    sizes, largest = matrix.abs().amax((-2, -1)), torch.cat(vectors).abs().amax()
-    if not ((largest < torch.inf) & (sizes < torch.inf) & (sizes > 0)).all():
+    # A matrix that is zero has the logarithm -inf.
+    log_sizes = matrix.abs().amax((-2, -1)).log().reshape(-1)
+    if not all_finite(torch.cat([torch.cat(vectors).abs().amax(0, keepdim=True), log_sizes])):
         for other, value in arguments.items():
             if value is not None and not value.isfinite().all():
                 raise ValueError(f"SNEFY: expected a finite {other}, got {value}.")
@@ -153,7 +154,7 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
         neurons: The kernel of the network.
         name: The name of the argument to complain of.
     """
-    valid = log_normalizer.isfinite().all()
+    valid = all_finite(log_normalizer)
     # A batch of weights or readouts has a kernel each: too much to compute for a check.
     one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one and not network.base.batch_shape:
@@ -172,9 +173,9 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
 
 
 def _log_norms(network: Network, neurons: Kernel, bias: Tensor) -> Tensor:
-    if isinstance(neurons, Separable):
-        return neurons.log_diagonal(bias)
-    return replace(network, bias=bias).log_norms()
+    if isinstance(neurons, Pairwise):  # n entries of the kernel, and not its n^2
+        return replace(network, bias=bias).log_norms()
+    return neurons.log_diagonal(bias)
 
 
 def _log_diagonal(form: Form) -> Tensor:

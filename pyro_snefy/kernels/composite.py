@@ -2,14 +2,16 @@ r"""Kernels that are sums: over finite sets of points, and over the components o
 
 __all__ = ["Mixed"]
 
+from collections.abc import Callable
+
 from torch import Tensor
 
-from ..activations import Activation, Cos, Exp, GaussianActivation, Identity, Sin, Snake
+from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
 from ..bases import Discrete, GaussianMixture, Mixture
-from ..bases.mixture import ConditionalGaussianMixture
-from ..numerics.forms import Form
+from ..bases.mixture import MixtureBase
+from ..numerics.forms import Features, Form
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
-from .kernel import Kernel, Pairwise
+from .kernel import Kernel, Pairwise, Separable
 from .registry import kernel, register_kernel
 
 
@@ -38,33 +40,33 @@ def _mixture(activation: GaussianActivation, base: Mixture, weight: Tensor) -> K
     return Pairwise(evaluate, broadcast_shapes(weight.shape[:-2], base.batch_shape))
 
 
-@register_kernel(GaussianActivation, GaussianMixture)
-def _gaussian_mixture(
-    activation: GaussianActivation, base: GaussianMixture, weight: Tensor
-) -> Kernel:
-    mixed = _apart(activation, base, weight)
-    batch_shape = broadcast_shapes(weight.shape[:-2], base.batch_shape)
-    return Pairwise(lambda bias: mixed.matrix(bias)[1], batch_shape)
-
-
 class Mixed(Kernel):
-    r"""A kernel :math:`\sum_k \pi_k K_k`, whose components are kept apart.
+    r"""A kernel :math:`\sum_k \pi_k K_k` over the components of a mixture.
 
-    A batch of weights then needs no batch of matrices: normalisers are mixed, not kernels.
+    Where weights differ from row to row, as given values do, normalisers are mixed, and not
+    kernels: a batch of weights needs no batch of matrices. One bias has one matrix. Rows of biases
+    under one mixture meet the kernel of the mixture as a whole.
 
     Arguments:
         components: The kernels :math:`K_k`, with the components in their last batch dimension.
         log_weights: The logarithms :math:`\log \pi_k`, with shape :math:`(*, K)`.
+        whole: A function that builds the kernel of the mixture as a whole.
     """
 
-    def __init__(self, components: Kernel, log_weights: Tensor) -> None:
-        self.components = components
-        self.log_weights = log_weights
+    def __init__(
+        self, components: Kernel, log_weights: Tensor, whole: Callable[[], Kernel]
+    ) -> None:
+        self.components, self.log_weights, self.whole = components, log_weights, whole
         self.takes_float32 = components.takes_float32
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
-        values = self.components.log_normalizer(form.unsqueeze(), bias.unsqueeze(-2))
-        return safe_logsumexp(self.log_weights + values)
+        if self.log_weights.dim() > 1:
+            values = self.components.log_normalizer(form.unsqueeze(), bias.unsqueeze(-2))
+            return safe_logsumexp(self.log_weights + values)
+        if bias.dim() > 1:
+            return self.whole().log_normalizer(form, bias)
+        log_scale, matrix = self.matrix(bias)
+        return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, matrices = self.components.matrix(bias.unsqueeze(-2))
@@ -77,12 +79,20 @@ class Mixed(Kernel):
         return largest, (weights * matrices).sum(-3)
 
 
-@register_kernel(Cos, ConditionalGaussianMixture)
-@register_kernel(Sin, ConditionalGaussianMixture)
-@register_kernel(Snake, ConditionalGaussianMixture)
-@register_kernel(Identity, ConditionalGaussianMixture)
-@register_kernel(Exp, ConditionalGaussianMixture)
-@register_kernel(GaussianActivation, ConditionalGaussianMixture)
-def _apart(activation: Activation, base: GaussianMixture, weight: Tensor) -> Mixed:
-    weight = weight if weight.dim() == 2 else weight.unsqueeze(-3)
-    return Mixed(kernel(activation, base.gaussians, weight), base.log_weights())
+def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Mixed:
+    apart = weight if weight.dim() == 2 else weight.unsqueeze(-3)
+    components = kernel(activation, base.gaussians, apart)
+
+    def whole() -> Kernel:
+        if isinstance(components, Separable):
+            return kernel(activation, base, weight, MixtureBase)
+        batch_shape = broadcast_shapes(weight.shape[:-2], base.batch_shape)
+        return Pairwise(lambda bias: mixed.matrix(bias)[1], batch_shape)
+
+    mixed = Mixed(components, base.log_weights(), whole)
+    return mixed
+
+
+# The activation decides first: one entry for each that has one for all Fourier or Laplace bases.
+for _activation in (Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake):
+    register_kernel(_activation, GaussianMixture)(_gaussian_mixture)

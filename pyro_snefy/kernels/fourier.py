@@ -2,6 +2,7 @@ r"""The Fourier engine: kernels from characteristic functions."""
 
 import math
 from collections.abc import Callable
+from functools import singledispatch
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from ..activations import Cis, Cos, Identity, Sin, Snake
 from ..bases import FourierBase, Gaussian
 from ..bases.base import cutoff_exp
 from ..numerics.forms import Features
+from ..numerics.hyperbolic import damped_hyperbolic
 from .kernel import Separable
 from .registry import register_kernel
 
@@ -26,6 +28,7 @@ class _Products(NamedTuple):
     cos_sin: Tensor | None
 
 
+@singledispatch
 def _products(base: FourierBase, weight: Tensor) -> _Products:
     (real_minus, imag_minus), (real_plus, imag_plus) = base.pair_characteristics(weight)
     return _Products(
@@ -33,6 +36,15 @@ def _products(base: FourierBase, weight: Tensor) -> _Products:
         sin_sin=(real_minus - real_plus) / 2,
         cos_sin=None if imag_minus is None or imag_plus is None else (imag_plus - imag_minus) / 2,
     )
+
+
+@_products.register
+def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
+    # With phases P = W C W', products of sines are e^{-(P_ii + P_jj) / 2} sinh P_ij.
+    white = base.whiten(weight)
+    half = (white * white).sum(-1) / 2.0
+    cosh, sinh = damped_hyperbolic(white @ white.mT, half.unsqueeze(-1) + half.unsqueeze(-2))
+    return _Products(cosh, sinh, None)
 
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
@@ -187,13 +199,13 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
         angle = centre * number
         cos, sin = angle.cos(), angle.sin()
-        own, still, moving = rows.split([1, *[(rows.shape[-2] - 1) // 2] * 2], dim=-2)
+        own, still, moving = rows.split([1, *[rows.shape[-2] // 2] * 2], dim=-2)
         mean = centre - own.squeeze(-2) * cos
         mean = mean + centre.new_full((), 1 / frequency) if activation.offset else mean
         if not few:
             slope = 1 + number * own.squeeze(-2) * sin
-            return Features(None, (cos, sin, slope), mean.unsqueeze(-2))
-        slope = still + moving * sin.unsqueeze(-2)  # (*, D, n)
-        return Features(None, (cos, sin), torch.cat([mean.unsqueeze(-2), slope], dim=-2))
+            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
+        slopes = [a + b * sin for a, b in zip(still.unbind(-2), moving.unbind(-2), strict=True)]
+        return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)

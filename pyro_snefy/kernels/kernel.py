@@ -67,6 +67,16 @@ class Kernel:
         """
         raise NotImplementedError
 
+    def log_diagonal(self, bias: Tensor) -> Tensor:
+        r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`.
+
+        Arguments:
+            bias: The biases, with shape :math:`(*, n)`.
+        """
+        log_scale, matrix = self.matrix(bias)
+        log_norm = matrix.diagonal(dim1=-2, dim2=-1).clamp(min=0).log()
+        return log_norm if log_scale is None else log_norm + 2 * log_scale
+
 
 class Separable(Kernel):
     r"""A kernel that is a bilinear form in functions of single biases.
@@ -121,7 +131,7 @@ class Separable(Kernel):
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct = self.features(self._shifted(bias))
-        total = bias.new_zeros(()) if direct is None else direct.mT @ direct
+        total = bias.new_zeros(()) if direct is None else _outer(direct)
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
             term = block if left is None else block * left.unsqueeze(-1)
@@ -130,13 +140,8 @@ class Separable(Kernel):
         return log_scale, total
 
     def log_diagonal(self, bias: Tensor) -> Tensor:
-        r"""The logarithms of :math:`K_{ii}`, with shape :math:`(*, n)`, without the other entries.
-
-        Arguments:
-            bias: The biases, with shape :math:`(*, n)`.
-        """
         log_scale, values, direct = self.features(self._shifted(bias))
-        total = bias.new_zeros(()) if direct is None else direct.square().sum(-2)
+        total = bias.new_zeros(()) if direct is None else direct.square().sum(0)
         for (p, q), block in self.blocks.items():
             term = block.diagonal(dim1=-2, dim2=-1)
             for value in (values[p], values[q]):
@@ -144,6 +149,11 @@ class Separable(Kernel):
             total = total + (term if p == q else 2 * term)
         log_norm = total.clamp(min=0).log()
         return log_norm if log_scale is None else log_norm + 2 * log_scale
+
+
+def _outer(direct: Tensor) -> Tensor:
+    rows = direct.movedim(0, -2)  # (*, r, n)
+    return rows.mT @ rows
 
 
 class Pairwise(Kernel):

@@ -111,13 +111,16 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
     )
 
 
-def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
+def kernel(
+    activation: Activation, base: Base, weight: Tensor, kind: type[Base] | None = None
+) -> Kernel:
     r"""Finds and builds the kernel of an activation, a base and weights.
 
     Arguments:
         activation: The activation.
         base: The base, whose statistic is not the one of a pushforward.
         weight: The weights, with shape :math:`(*, n, D)`.
+        kind: The type of base to look for, if it is not the one of the base.
 
     Example:
         >>> import torch
@@ -129,6 +132,6 @@ def kernel(activation: Activation, base: Base, weight: Tensor) -> Kernel:
                 [1., 1.]])
     """
     check_closed_form(activation, base, bias=False)
-    entry = _REGISTRY.find(type(activation), type(base))
+    entry = _REGISTRY.find(type(activation), kind or type(base))
     assert entry is not None, f"{base} is a pushforward: its latent base has a kernel."
     return entry.function(activation, base, weight)

@@ -26,7 +26,7 @@ class Features(NamedTuple):
     Arguments:
         log_scale: The scale :math:`\ell`, with shape :math:`(*, n)`, or None for zeros.
         values: For each :math:`p`, values with shape :math:`(*, n)`, or None for ones.
-        direct: Features :math:`\rho`, with shape :math:`(*, r, n)`, whose blocks are ones: they
+        direct: Features :math:`\rho`, with shape :math:`(r, *, n)`, whose blocks are ones: they
             add :math:`\sum_k \rho_{ki} \rho_{kj}` to a kernel. None stands for no such features.
 
     Example:
@@ -109,8 +109,8 @@ class Readout(Form):
         else:
             total = _readout_trace(matrix, features, blocks, unit)
         if features.direct is not None:
-            outputs = (features.direct @ matrix.mT).double().flatten(-2)  # (*, r m)
-            total = total + torch.linalg.vecdot(outputs, outputs)
+            outputs = rows_matmul(features.direct, matrix.mT).double()  # (r, *, m)
+            total = total + (outputs * outputs).sum((0, -1))
         return torch.add(safe_log(total), log_size, alpha=2.0)
 
     def _rescale(self, features: Features) -> tuple[Tensor, Features, Tensor]:
@@ -148,8 +148,7 @@ class Gram(Form):
         matrix = matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
         total = _gram_trace(matrix, features, blocks, unit)
         if features.direct is not None:
-            direct = features.direct.double()
-            total = total + quadratic(direct, matrix.unsqueeze(-3)).sum(-1)
+            total = total + quadratic(features.direct.double(), matrix).sum(0)
         return torch.add(safe_log(total), log_size, alpha=2.0)
 
 

@@ -2,6 +2,7 @@ r"""Products of batched matrices with batches of rows, without copies of the mat
 
 __all__ = [
     "affine",
+    "all_finite",
     "bilinear",
     "broadcast_shapes",
     "fold",
@@ -137,6 +138,12 @@ def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tenso
     """
     product = matrix.sum(dim=-2) if left is None else rows_matmul(left, matrix)
     return (product if right is None else product * right).sum(dim=-1)
+
+
+def all_finite(x: Tensor) -> Tensor:
+    r"""Returns whether all numbers are finite, by fewer operations than :func:`torch.isfinite`."""
+    zero = x - x  # NaN for infinity and for NaN
+    return (zero == zero).all()
 
 
 def safe_log(x: Tensor) -> Tensor:
