@@ -42,23 +42,11 @@ class Activation:
     needs_float64: ClassVar[bool] = False  # preactivations in float32 would lose digits
     is_complex: ClassVar[bool] = False  # complex readouts and Hermitian grams are allowed
     exponent: ClassVar[float | None] = None  # the s of an exponential e^{s z}
-
-    @property
-    def resolution(self) -> float:
-        r"""How fast :math:`\sigma^2` varies between kinks, in radians per unit of :math:`z`.
-
-        Quadrature takes panels of a few radians.
-        """
-        return 4.0
-
-    @property
-    def degree(self) -> int | None:
-        r"""The degree of :math:`\sigma` if it is a monomial on either side of zero, or None.
-
-        Such a :math:`\sigma` is homogeneous, :math:`\sigma(r z) = r^p \sigma(z)` for
-        :math:`r > 0`, and has a kink at zero.
-        """
-        return None
+    # How fast σ^2 varies between kinks, in radians per unit of z. Quadrature takes panels of a few
+    # radians.
+    resolution: ClassVar[float] = 4.0
+    # The p of a σ that is homogeneous, σ(r z) = r^p σ(z) for r > 0, with a kink at zero, or None.
+    degree: ClassVar[int | None] = None
 
     def __call__(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -76,10 +64,7 @@ class FourierActivation(Activation):
         True
     """
 
-    @property
-    def wave_frequency(self) -> float:
-        r"""The frequency of the wave in :math:`\sigma`, in radians per unit of :math:`z`."""
-        return 1.0
+    wave_frequency: ClassVar[float] = 1.0  # of the wave in σ, in radians per unit of z
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
         r"""Bounds :math:`|\sigma(z)| \leq \alpha + \beta |z - c|`, for the sampler.
@@ -137,8 +122,16 @@ def _search_mode(
 _TINY = 1e-300
 
 
+class _Wave(FourierActivation):
+    # A sine or cosine, with values and slopes of at most 1.
+    resolution = 2.0
+
+    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
+        return [(torch.ones_like(centre), 0.0), (self(centre).abs(), 1.0)]
+
+
 @dataclass(frozen=True)
-class Cos(FourierActivation):
+class Cos(_Wave):
     r"""The cosine, :math:`\sigma(z) = \cos z`.
 
     Example:
@@ -146,32 +139,18 @@ class Cos(FourierActivation):
         tensor([1., 1.])
     """
 
-    @property
-    def resolution(self) -> float:
-        return 2.0
-
-    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
-        return [(torch.ones_like(centre), 0.0), (centre.cos().abs(), 1.0)]
-
     def __call__(self, z: Tensor) -> Tensor:
         return z.cos()
 
 
 @dataclass(frozen=True)
-class Sin(FourierActivation):
+class Sin(_Wave):
     r"""The sine, :math:`\sigma(z) = \sin z`.
 
     Example:
         >>> Sin()(torch.zeros(2))
         tensor([0., 0.])
     """
-
-    @property
-    def resolution(self) -> float:
-        return 2.0
-
-    def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
-        return [(torch.ones_like(centre), 0.0), (centre.sin().abs(), 1.0)]
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.sin()
@@ -189,10 +168,7 @@ class Cis(FourierActivation):
     """
 
     is_complex: ClassVar[bool] = True
-
-    @property
-    def resolution(self) -> float:
-        return 2.0
+    resolution = 2.0
 
     def __call__(self, z: Tensor) -> Tensor:
         return torch.complex(z.cos(), z.sin())
@@ -224,11 +200,11 @@ class Snake(FourierActivation):
             raise ValueError(f"Snake: expected a finite a > 0, got a={self.a!r}.")
 
     @property
-    def resolution(self) -> float:
+    def resolution(self) -> float:  # type: ignore[override]
         return 4 * self.a
 
     @property
-    def wave_frequency(self) -> float:
+    def wave_frequency(self) -> float:  # type: ignore[override]
         return 2 * self.a
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
@@ -253,9 +229,7 @@ class Identity(FourierActivation):
         tensor([1.])
     """
 
-    @property
-    def resolution(self) -> float:
-        return 0.0
+    resolution = 0.0
 
     def bounds(self, centre: Tensor) -> list[tuple[Tensor, float]]:
         return [(centre.abs(), 1.0)]
@@ -293,7 +267,7 @@ class Exp(Activation):
         return self.scale
 
     @property
-    def resolution(self) -> float:
+    def resolution(self) -> float:  # type: ignore[override]
         return 2 * self.scale
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -336,13 +310,8 @@ class Step(GaussianActivation):
         tensor([0., 0., 1.])
     """
 
-    @property
-    def resolution(self) -> float:
-        return 0.0
-
-    @property
-    def degree(self) -> int:
-        return 0
+    resolution = 0.0
+    degree = 0
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
         return None, _power_mode(0, mean, scale)
@@ -365,12 +334,10 @@ class ReLU(GaussianActivation):
 
     power: int = 1
 
-    @property
-    def resolution(self) -> float:
-        return 0.0
+    resolution = 0.0
 
     @property
-    def degree(self) -> int:
+    def degree(self) -> int:  # type: ignore[override]
         return self.power
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[None, Tensor]:
@@ -398,13 +365,8 @@ class LeakyReLU(GaussianActivation):
 
     negative_slope: float = 0.01
 
-    @property
-    def resolution(self) -> float:
-        return 0.0
-
-    @property
-    def degree(self) -> int:
-        return 1
+    resolution = 0.0
+    degree = 1
 
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return -_power_mode(1, -mean, scale), _power_mode(1, mean, scale)

@@ -13,7 +13,7 @@ __all__ = [
     "unit_sphere",
 ]
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ class _Intervals(Constraint):
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         self.low, self.high = low, high
-        super().__init__()
 
     def check(self, value: Tensor) -> Tensor:
         x = value.unsqueeze(-1)
@@ -61,16 +60,10 @@ class _FiniteSet(Constraint):
     is_discrete = True
 
     def __init__(self, points: Tensor, event_dim: int) -> None:
-        self.points = points
-        self._event_dim = event_dim
-        super().__init__()
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return self._event_dim
+        self.points, self.event_dim = points, event_dim
 
     def check(self, value: Tensor) -> Tensor:
-        if self._event_dim:
+        if self.event_dim:
             return (value.unsqueeze(-2) == self.points).all(-1).any(-1)
         return (value.unsqueeze(-1) == self.points).any(-1)
 
@@ -78,108 +71,76 @@ class _FiniteSet(Constraint):
         return f"finite_set(points={self.points})"
 
 
-class _Combination(Constraint):
-    r"""A set made of other sets, all with the same event dimension."""
+class _Composed(Constraint):
+    r"""A set made of other sets. Its event dimension is the event dimension of the first."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = tuple(parts)
-        super().__init__()
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return int(self.parts[0].event_dim)
-
-    @property
-    def is_discrete(self) -> bool:  # type: ignore[override]
-        return any(part.is_discrete for part in self.parts)
-
-    def _checks(self, value: Tensor) -> Tensor:
-        return torch.stack(torch.broadcast_tensors(*(part.check(value) for part in self.parts)))
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+        self.event_dim = parts[0].event_dim
+        self.is_discrete = any(part.is_discrete for part in parts)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__[1:].lower()}({', '.join(map(str, self.parts))})"
 
 
-class _Union(_Combination):
+class _Union(_Composed):
     r"""A union of sets."""
 
     def check(self, value: Tensor) -> Tensor:
-        return self._checks(value).any(0)
+        return _stack(part.check(value) for part in self.parts).any(0)
 
 
-class _Intersection(_Combination):
+class _Intersection(_Composed):
     r"""An intersection of sets."""
 
     def check(self, value: Tensor) -> Tensor:
-        return self._checks(value).all(0)
+        return _stack(part.check(value) for part in self.parts).all(0)
 
 
-class _Product(Constraint):
+class _Product(_Composed):
     r"""A product of sets: one element of each set, concatenated along the last dimension."""
 
     def __init__(self, parts: Sequence[Any], lengths: Sequence[int], event_dim: int = 1) -> None:
-        self.parts, self.lengths = tuple(parts), tuple(lengths)
-        self._event_dim = event_dim
-        super().__init__()
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return self._event_dim
-
-    @property
-    def is_discrete(self) -> bool:  # type: ignore[override]
-        return any(part.is_discrete for part in self.parts)
+        super().__init__(*parts)
+        self.lengths, self.event_dim = tuple(lengths), event_dim
 
     def check(self, value: Tensor) -> Tensor:
         pieces = zip(self.parts, value.split(self.lengths, dim=-1), strict=True)
         checks = [part.check(x if part.event_dim else x.squeeze(-1)) for part, x in pieces]
-        return torch.stack(torch.broadcast_tensors(*checks)).all(0)
-
-    def __repr__(self) -> str:
-        return f"product({', '.join(map(str, self.parts))})"
+        return _stack(checks).all(0)
 
 
-class _Permuted(Constraint):
+class _Permuted(_Composed):
     r"""A set of vectors with reordered coordinates: all x such that x[order] is in ``base``."""
 
-    event_dim = 1
-
     def __init__(self, base: Any, order: Sequence[int]) -> None:
-        self.base, self.order = base, list(order)
-        super().__init__()
-
-    @property
-    def is_discrete(self) -> bool:  # type: ignore[override]
-        return bool(self.base.is_discrete)
+        super().__init__(base)
+        self.order = list(order)
 
     def check(self, value: Tensor) -> Tensor:
-        return self.base.check(value[..., self.order])
+        return self.parts[0].check(value[..., self.order])
 
     def __repr__(self) -> str:
-        return f"permuted({self.base}, {self.order})"
+        return f"permuted({self.parts[0]}, {self.order})"
 
 
-class _Missing(Constraint):
+class _Missing(_Composed):
     r"""A set of vectors where any coordinate may be NaN.
 
     A vector passes if it is in ``base`` once ``example``, which is in ``base``, fills its NaN.
     """
 
-    event_dim = 1
-
     def __init__(self, base: Any, example: Tensor) -> None:
-        self.base, self.example = base, example
-        super().__init__()
-
-    @property
-    def is_discrete(self) -> bool:  # type: ignore[override]
-        return bool(self.base.is_discrete)
+        super().__init__(base)
+        self.example = example
 
     def check(self, value: Tensor) -> Tensor:
-        return self.base.check(torch.where(value.isnan(), self.example.to(value.dtype), value))
+        filled = torch.where(value.isnan(), self.example.to(value.dtype), value)
+        return self.parts[0].check(filled)
 
-    def __repr__(self) -> str:
-        return f"missing({self.base})"
+
+def _stack(checks: Iterable[Tensor]) -> Tensor:
+    return torch.stack(torch.broadcast_tensors(*checks))
 
 
 unit_sphere = _UnitSphere()
@@ -192,13 +153,13 @@ product = _Product
 
 def union(parts: Sequence[Any]) -> Any:
     r"""The union of sets. If all of them are one object, the result is that object."""
-    return parts[0] if all(part is parts[0] for part in parts) else _Union(parts)
+    return parts[0] if all(part is parts[0] for part in parts) else _Union(*parts)
 
 
 def intersection(parts: Sequence[Any]) -> Any:
     r"""The intersection of sets. Sets that hold every real vector are left out."""
     bounded = [part for part in parts if not is_real(part)]
-    return _Intersection(bounded) if len(bounded) > 1 else (bounded or parts)[0]
+    return _Intersection(*bounded) if len(bounded) > 1 else (bounded or parts)[0]
 
 
 def is_real(constraint: Any) -> bool:

@@ -110,6 +110,127 @@ def test_statistic_of_a_mixture(base: Base) -> None:
     assert_close(bases.Mixture(torch.zeros(2), [base, base]).statistic(x), base.statistic(x))
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [bases.DirichletFamily(3), bases.UniformSphere(3)],
+        [bases.NormalFamily(1), bases.Gaussian(torch.zeros(2), torch.ones(2)).marginal([0])],
+        [
+            bases.Product([bases.GammaFamily(), bases.NormalFamily(1)]),
+            bases.Product([bases.NormalFamily(1), bases.GammaFamily()]),
+        ],
+    ],
+    ids=str,
+)
+def test_mixtures_of_other_statistics(parts: list[Base]) -> None:
+    names = f"one statistic.*got.*{type(parts[0]).__name__}.*{type(parts[1]).__name__}"
+    with pytest.raises(ValueError, match=names):
+        bases.Mixture(torch.zeros(2), parts)
+
+
+def test_mixture_of_a_product_and_a_vector() -> None:
+    """Both have t(x) = x, whatever the factors."""
+    parts = [bases.Product([_normal(0.0, 1.0)] * 2), Gaussian([0.0, 0.0], [1.0, 1.0])]
+    x = torch.tensor([0.3, -0.4])
+    mixture = bases.Mixture(torch.zeros(2), parts)
+    assert_close(mixture.log_density(x), parts[1].log_density(x))
+    assert_close(mixture.statistic(x), x)
+
+
+# Sums of measures of several dimensions ----------------------------------------------------------
+
+
+def _normal(loc: float, scale: float, dtype: torch.dtype | None = None) -> Gaussian:
+    return Gaussian(torch.tensor(loc, dtype=dtype), torch.tensor(scale, dtype=dtype), event_dim=0)
+
+
+def _inflated() -> Base:
+    """Half a standard normal law, half an atom at zero."""
+    atom = bases.PointMass(torch.tensor(0.0, dtype=F64))
+    return bases.Mixture(torch.zeros(2, dtype=F64), [_normal(0.0, 1.0, F64), atom])
+
+
+def test_nested_mixture_is_normalised() -> None:
+    """The mass on the atom and, by the trapezoidal rule, around it."""
+    torch.manual_seed(0)
+    base = bases.Mixture(torch.zeros(2, dtype=F64), [_inflated(), _normal(0.0, 0.5, F64)])
+    weight, bias, readout = (torch.randn(*shape, dtype=F64) for shape in ((5, 1), (5,), (2, 5)))
+    law = SNEFY(weight, bias, readout, base=base)
+    step = 1e-3
+    grid = torch.arange(-12.0, 12.0, step, dtype=F64) + step / 2  # beside the atom
+    diffuse = law.log_prob(grid).exp().sum() * step
+    atom = law.log_prob(torch.tensor(0.0, dtype=F64)).exp()
+    assert_close(diffuse + atom, torch.tensor(1.0, dtype=F64), atol=1e-9, rtol=0)
+
+
+def test_products_of_mixtures_in_a_mixture() -> None:
+    """At a point, the terms with the most atomic coordinates make the density."""
+    diffuse = Gaussian(torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64))
+    one = bases.Product([_inflated(), _normal(0.0, 1.0, F64)])
+    both = bases.Product([_inflated(), _inflated()])
+    base = bases.Mixture(torch.zeros(3, dtype=F64), [one, both, diffuse])
+    u, v = 0.7, -1.2
+    x = torch.tensor([[0.0, 0.0], [0.0, v], [u, 0.0], [u, v]], dtype=F64)
+    f, g = stats.norm.pdf(u), stats.norm.pdf(v)
+    # Shares of a third. In `one`, half is on the line x_1 = 0. In `both`, a quarter each is on the
+    # origin, on either axis and on the plane.
+    expected = [1 / 4, (1 / 2 + 1 / 4) * g, f / 4, (1 / 2 + 1 / 4 + 1) * f * g]
+    assert_close(base.log_density(x).exp(), torch.tensor(expected, dtype=F64) / 3)
+
+
+def test_sphere_in_a_mixture() -> None:
+    """A density in space gives no mass to a sphere."""
+    parts = [bases.UniformSphere(3), Gaussian(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))]
+    base = bases.Mixture(torch.zeros(2, dtype=F64), parts)
+    x = torch.tensor([[0.6, 0.0, 0.8], [0.6, 0.0, 0.0]], dtype=F64)
+    inside = stats.norm.pdf(0.6) * stats.norm.pdf(0) ** 2
+    expected = torch.tensor([1 / (4 * torch.pi), inside], dtype=F64) / 2
+    assert_close(base.log_density(x).exp(), expected)
+
+
+# Numbers and lists in place of tensors -----------------------------------------------------------
+
+NUMBERS = {
+    "Gaussian": (Gaussian, ([0.0, 1.0], [1.0, 2.0]), {}),
+    "GaussianScalar": (Gaussian, (0.0, 1.0), {"event_dim": 0}),
+    "GaussianMixture": (
+        bases.GaussianMixture,
+        ([0.0, 1.0], [[0.0, 0.0], [1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]),
+        {},
+    ),
+    "UniformBox": (bases.UniformBox, ([0.0, 0.0], [1.0, 2.0]), {}),
+    "Interval": (bases.Interval, (0.0, 1.0), {}),
+    "Intervals": (bases.Interval, ([0.0, 2.0], [1.0, 3.0]), {}),
+    "Poisson": (bases.Poisson, (2.0,), {}),
+    "Geometric": (bases.Geometric, (0.5,), {}),
+    "Discrete": (bases.Discrete, ([0, 1], [1, 2]), {}),
+    "PointMass": (bases.PointMass, (0.0,), {}),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_in_place_of_tensors(name: str) -> None:
+    build, values, options = NUMBERS[name]
+    expected = build(*(torch.tensor(x, dtype=torch.get_default_dtype()) for x in values), **options)
+    found = build(*values, **options)
+    assert (found.batch_shape, found.event_shape) == (expected.batch_shape, expected.event_shape)
+    for (_, a), (_, b) in zip(found.tensors(), expected.tensors(), strict=True):
+        assert_close(a, b, rtol=0, atol=0)
+    double = torch.tensor(values[0], dtype=F64)  # numbers take the dtype of a tensor beside them
+    assert {x.dtype for _, x in build(double, *values[1:], **options).tensors()} == {F64}
+
+
+def test_numbers_in_place_of_other_tensors() -> None:
+    normal = _normal(0.0, 1.0)
+    assert_close(bases.Mixture([0.0, 0.0], [normal, normal]).logits, torch.zeros(2))
+    moved = Standardized(normal, 0.5, 2.0).log_density(torch.tensor(1.5))
+    assert_close(moved, torch.tensor(stats.norm.logpdf(1.5, 0.5, 2.0), dtype=moved.dtype))
+    full = Gaussian([0.0, 1.0], scale_tril=[[1.0, 0.0], [0.5, 2.0]])
+    assert_close(full.covariance(full.loc), torch.tensor([[1.0, 0.5], [0.5, 4.25]]))
+    # As in torch.distributions.Normal, one scale serves all coordinates.
+    assert_close(Gaussian(torch.zeros(3), 2.0).covariance(torch.zeros(3)), 4 * torch.eye(3))
+
+
 def test_partial_of_a_standardized_base() -> None:
     """One factor moved, or all coordinates at once: against the marginal law."""
     torch.manual_seed(0)

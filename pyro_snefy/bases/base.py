@@ -5,6 +5,9 @@ __all__ = [
     "Base",
     "Partial",
     "TensorField",
+    "TensorLike",
+    "as_parameters",
+    "as_tensors",
     "check_bases",
     "check_dimension",
     "cutoff_exp",
@@ -20,6 +23,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from ..activations import Activation
+from ..constraints import REALS
 from ..numerics.linalg import broadcast_shapes
 
 Self = TypeVar("Self", bound="Base")
@@ -27,7 +31,8 @@ Self = TypeVar("Self", bound="Base")
 # exp(-100) is negligible next to 1, and stays above float64 denormals, which are slow on every
 # CPU, after a product with small readouts.
 CUTOFF = -100.0
-_REALS = (constraints.real, constraints.real_vector)  # all finite values satisfy these
+
+TensorLike = Tensor | float | Sequence[Any]  # what torch.as_tensor takes
 
 
 def cutoff_exp(x: Tensor) -> Tensor:
@@ -36,17 +41,47 @@ def cutoff_exp(x: Tensor) -> Tensor:
 
 
 def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
-    r"""Folds the batch dimensions of a tensor into one, or into none if they have one member.
-
-    Arguments:
-        x: The tensor, with batch dimensions that broadcast to the batch shape.
-        rank: The number of dimensions of ``x`` that are not batch dimensions.
-        batch_shape: The batch shape.
-    """
+    """Folds all but the last ``rank`` dimensions into one, or into none if they have one member."""
     own, event = x.shape[: x.dim() - rank], x.shape[x.dim() - rank :]
     if own.numel() == 1:
         return x.reshape(event)
     return x.expand(batch_shape + event).reshape((-1, *event))
+
+
+def as_tensors(*values: TensorLike) -> list[Tensor]:
+    """Tensors from numbers or lists, with the dtype and device of the first floating tensor."""
+    given = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
+    dtype = given[0].dtype if given else torch.get_default_dtype()
+    device = given[0].device if given else None
+    return [
+        x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=dtype, device=device)
+        for x in values
+    ]
+
+
+def as_parameters(owner: object, **given: tuple[TensorLike, str]) -> tuple[Size, list[Tensor]]:
+    r"""The common shape of the parameters of a base, and the parameters as tensors.
+
+    Arguments:
+        owner: The base, for the error message.
+        given: The parameters by name. Each has a letter for each dimension that is not a batch
+            dimension: "Kd" for :math:`(*, K, d)`. A number takes the lengths of the others.
+    """
+    tensors = as_tensors(*(value for value, _ in given.values()))
+    ranks = [len(letters) for _, letters in given.values()]
+    most, pairs = max(ranks), list(zip(tensors, ranks, strict=True))
+    try:
+        shape = broadcast_shapes(*(x.shape + (1,) * (most - rank) for x, rank in pairs))
+        event = shape[len(shape) - most :]
+        if len(event) < most or any(0 < x.dim() < rank for x, rank in pairs):
+            raise RuntimeError
+    except RuntimeError:
+        expected = ", ".join(f"({', '.join(('*', *letters))})" for _, letters in given.values())
+        raise ValueError(
+            f"{type(owner).__name__}: expected {' and '.join(given)} with shapes {expected}, "
+            f"got {', '.join(str(tuple(x.shape)) for x in tensors)}."
+        ) from None
+    return shape, [x.expand(event[:rank]) if x.dim() < rank else x for x, rank in pairs]
 
 
 def check_dimension(base: object, d: int, least: int) -> None:
@@ -126,10 +161,11 @@ class Base:
        names of their attributes. Traversal, casts, batching and validation follow from these.
     3. In ``__init__``, set the attributes, then call ``super().__init__``.
     4. Supply :attr:`support` and :meth:`log_density`, :meth:`statistic` unless :math:`t(x) = x`,
-       and :meth:`example` unless zero is in the support.
+       :meth:`example` unless zero is in the support, and :meth:`codimension` if the density is
+       with respect to neither Lebesgue nor counting measure.
     5. Supply what the engine asks for: see the class chosen in step 1.
-    6. For marginal and conditional laws, supply :meth:`marginal` and :meth:`conditional`,
-       :meth:`columns` unless :math:`t(x) = x`, and :meth:`regression` unless coordinates are
+    6. For marginal and conditional laws, supply :meth:`marginal`, :meth:`columns` unless
+       :math:`t(x) = x`, and :meth:`conditional` and :meth:`regression` unless coordinates are
        independent.
 
     Arguments:
@@ -183,7 +219,7 @@ class Base:
         zero, support = x - x, self.support
         finite = zero == zero  # fewer operations than isfinite: infinity less itself is NaN
         finite = finite.all(-1) if self.event_dim else finite
-        return finite if support in _REALS else support.check(x) & finite
+        return finite if support in REALS else support.check(x) & finite
 
     def weight_constraint(self, activation: Activation) -> Any:
         """The constraint that the weights of a SNEFY satisfy."""
@@ -239,13 +275,10 @@ class Base:
             batches.append(value.shape[: value.dim() - rank])
         for name in self.base_fields:
             child = getattr(self, name)
-            if isinstance(child, Base):
-                child = child.map_batches(function)
-                batches.append(child.batch_shape)
-            else:
-                child = tuple(base.map_batches(function) for base in child)
-                batches.extend(base.batch_shape for base in child)
-            setattr(new, name, child)
+            several = (child,) if isinstance(child, Base) else child
+            mapped = tuple(base.map_batches(function) for base in several)
+            batches.extend(base.batch_shape for base in mapped)
+            setattr(new, name, mapped[0] if isinstance(child, Base) else mapped)
         new.batch_shape = broadcast_shapes(*batches)
         return new
 
@@ -277,6 +310,23 @@ class Base:
         r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
         raise NotImplementedError
 
+    def codimension(self, x: Tensor) -> int | Tensor:
+        r"""How many dimensions the reference measure of the density lacks at an event.
+
+        An atom lacks all :math:`d` dimensions, a surface one, Lebesgue measure none. In a sum of
+        measures, those that lack the most dimensions at a point give it its density: the others
+        give no mass to the set where the point lies.
+        """
+        return self.event_shape.numel() if self.is_discrete else 0
+
+    @property
+    def statistic_signature(self) -> tuple[Any, ...]:
+        r"""What tells :math:`t` from other statistics: an entry for each part of an event."""
+        function = type(self).statistic
+        if function is Base.statistic:
+            return (function,) * self.event_shape.numel()
+        return ((function, self.event_shape),)
+
     def latent(self, like: Tensor) -> "Base":
         r"""The base whose statistic has the law of :math:`t(x)`: this one, by default.
 
@@ -305,16 +355,18 @@ class Base:
 
     def marginal(self, dims: Sequence[int]) -> "Base":
         """The law of some coordinates, in the given order."""
-        raise NotImplementedError(f"{self} has no marginal laws in closed form.")
+        raise NotImplementedError(f"{self} has no marginal or conditional laws in closed form.")
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Base":
         r"""The law of the other coordinates, in their order, given the values of some.
+
+        The default is their marginal law, which holds where coordinates are independent.
 
         Arguments:
             dims: The given coordinates.
             values: Their values, with shape :math:`(*, \text{len(dims)})`.
         """
-        raise NotImplementedError(f"{self} has no conditional laws in closed form.")
+        return self.marginal(self.others(dims))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         r"""The matrix :math:`B` of :math:`E[t_2 | t_1] = c_2 + B (t_1 - c_1)`.

@@ -13,7 +13,7 @@ from ..constraints import intervals
 from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
 from ..numerics.linalg import broadcast_shapes
 from ..numerics.rejection import choose
-from .base import Base, Partial, TensorField
+from .base import Base, Partial, TensorField, TensorLike, as_parameters
 from .engines import FourierBase, LaplaceBase
 from .mixture import BatchedMixture
 
@@ -55,17 +55,10 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         "high": TensorField(constraints.real, per_event=True, fixed=True),
     }
 
-    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
-        try:
-            shape = broadcast_shapes(low.shape, high.shape)
-            if not shape:
-                raise RuntimeError
-        except RuntimeError:
-            raise ValueError(
-                "UniformBox: expected low and high with shape (*, d), "
-                f"got {tuple(low.shape)} and {tuple(high.shape)}."
-            ) from None
-        self.low, self.high = low, high
+    def __init__(
+        self, low: TensorLike, high: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        shape, (self.low, self.high) = as_parameters(self, low=(low, "d"), high=(high, "d"))
         super().__init__(shape[:-1], shape[-1:], shape[-1], validate_args)
 
     @property
@@ -103,9 +96,6 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         low, high = torch.broadcast_tensors(self.low, self.high)
         return UniformBox(low[..., dims], high[..., dims], validate_args=False)
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformBox":
-        return self.marginal(self.others(dims))
-
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         log_density = torch.where(observed, -(self.high - self.low).log(), 0.0).sum(-1)
         known = torch.where(observed, x, 0.0)
@@ -127,9 +117,8 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
         return torch.where(eta > 0, self.high - length * depth, self.low + length * depth)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        # With v = Σ_k v_k, the average of v^2 over all signs of the v_k is Σ_k v_k^2. So draw
-        # magnitudes first: one, chosen by its share, with density ∝ u^2, the others uniform. Then
-        # draw the signs one after the other.
+        # The average of (Σ_k v_k)^2 over all signs of the v_k is Σ_k v_k^2. So draw magnitudes
+        # first: one, chosen by its share, with density ∝ u^2, the others uniform. Then draw signs.
         half = self._half().squeeze(-2)
         scale = (weight * half).abs()  # (N, d)
         size = torch.rand_like(scale)
@@ -169,15 +158,11 @@ class Interval(_Bounded, BatchedMixture):
         "high": TensorField(constraints.real, rank=1, fixed=True),
     }
 
-    def __init__(self, low: Tensor, high: Tensor, *, validate_args: bool | None = None) -> None:
-        try:
-            low, high = torch.broadcast_tensors(low, high)
-        except RuntimeError:
-            raise ValueError(
-                "Interval: expected low and high of one shape, "
-                f"got {tuple(low.shape)} and {tuple(high.shape)}."
-            ) from None
-        self.low, self.high = torch.atleast_1d(low), torch.atleast_1d(high)
+    def __init__(
+        self, low: TensorLike, high: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        _, ends = as_parameters(self, low=(low, ""), high=(high, ""))
+        self.low, self.high = torch.atleast_1d(*torch.broadcast_tensors(*ends))
         super().__init__(self.low.shape[:-1], Size(), 1, validate_args)
 
     def _validate(self) -> None:
@@ -211,8 +196,7 @@ class Interval(_Bounded, BatchedMixture):
 
 
 def _product(x: Tensor) -> Tensor:
-    # By halves: the gradients of torch's prod and cumprod look for zeros, and so wait for the
-    # device.
+    # By halves: the gradients of torch's prod and cumprod look for zeros, and wait for the device.
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         pairs = x[..., :half] * x[..., half : 2 * half]

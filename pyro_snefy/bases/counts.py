@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from ..constraints import finite_set
 from ..numerics.rejection import choose
-from .base import TensorField
+from .base import TensorField, TensorLike, as_tensors
 from .engines import FourierBase, LaplaceBase
 
 
@@ -23,10 +23,7 @@ def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
 class _Counts(FourierBase, LaplaceBase):
     # A law on 0, 1, 2, … with t(x) = x.
     is_discrete = True
-
-    @property
-    def support(self) -> Any:
-        return constraints.nonnegative_integer
+    support = constraints.nonnegative_integer
 
     def most_counts(self) -> int:
         """A number of counts, from zero on, beyond which no random number resolves the mass."""
@@ -61,9 +58,9 @@ class Poisson(_Counts):
 
     tensor_fields: ClassVar[dict[str, TensorField]] = {"rate": TensorField(constraints.positive)}
 
-    def __init__(self, rate: Tensor, *, validate_args: bool | None = None) -> None:
-        self.rate = rate
-        super().__init__(rate.shape, Size(), 1, validate_args)
+    def __init__(self, rate: TensorLike, *, validate_args: bool | None = None) -> None:
+        (self.rate,) = as_tensors(rate)
+        super().__init__(self.rate.shape, Size(), 1, validate_args)
 
     def log_density(self, x: Tensor) -> Tensor:
         return torch.xlogy(x, self.rate) - self.rate - (x + 1).lgamma()
@@ -116,9 +113,9 @@ class Geometric(_Counts):
         "probs": TensorField(constraints.unit_interval)
     }
 
-    def __init__(self, probs: Tensor, *, validate_args: bool | None = None) -> None:
-        self.probs = probs
-        super().__init__(probs.shape, Size(), 1, validate_args)
+    def __init__(self, probs: TensorLike, *, validate_args: bool | None = None) -> None:
+        (self.probs,) = as_tensors(probs)
+        super().__init__(self.probs.shape, Size(), 1, validate_args)
 
     def _validate(self) -> None:
         super()._validate()
@@ -139,26 +136,24 @@ class Geometric(_Counts):
         return ((1 - self.probs) / self.probs.square())[..., None, None]
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
-        modulus, phase = self._denominator(omega, probs)
-        mean = (1 - probs) / probs
-        return _polar(probs.log() - modulus, -phase - mean * omega)
+        probs, mean, modulus, phase = self._denominator(omega)
+        return _polar(probs.log() - modulus, -phase - mean * omega.squeeze(-1))
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         real, imag = self.characteristic(omega)
-        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
-        modulus, phase = self._denominator(omega, probs)
-        mean = (1 - probs) / probs
+        probs, mean, modulus, phase = self._denominator(omega)
+        omega = omega.squeeze(-1)
         # E[x e^{iωx}] = p r e^{iω} / (1 - r e^{iω})^2 with r = 1 - p, then centred.
         a, b = _polar((probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega)
         return (a - mean * real).unsqueeze(-1), (b - mean * imag).unsqueeze(-1)
 
-    @staticmethod
-    def _denominator(omega: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        # Log-modulus and phase of 1 - (1 - p) e^{iω}, without cancellation for small ω.
+    def _denominator(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        # p, the mean, and log-modulus and phase of 1 - (1 - p) e^{iω}, accurate for small ω.
+        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
         real = probs + 2 * (1 - probs) * (omega / 2).sin().square()
         imag = -(1 - probs) * omega.sin()
-        return (real.square() + imag.square()).log() / 2, torch.atan2(imag, real)
+        modulus, phase = (real.square() + imag.square()).log() / 2, torch.atan2(imag, real)
+        return probs, (1 - probs) / probs, modulus, phase
 
     def log_partition(self, eta: Tensor) -> Tensor:
         probs = self.probs.unsqueeze(-1)
@@ -197,8 +192,9 @@ class Discrete(FourierBase, LaplaceBase):
     is_discrete = True
 
     def __init__(
-        self, points: Tensor, masses: Tensor, *, validate_args: bool | None = None
+        self, points: TensorLike, masses: TensorLike, *, validate_args: bool | None = None
     ) -> None:
+        points, masses = as_tensors(points, masses)
         if points.dim() not in (1, 2) or masses.dim() < 1 or len(points) != masses.shape[-1]:
             raise ValueError(
                 "Discrete: expected points with shape (K,) or (K, d) and masses with shape "
@@ -278,8 +274,8 @@ class PointMass(Discrete):
         name: field._replace(fixed=True) for name, field in Discrete.tensor_fields.items()
     }
 
-    def __init__(self, x: Tensor, *, validate_args: bool | None = None) -> None:
+    def __init__(self, x: TensorLike, *, validate_args: bool | None = None) -> None:
+        (x,) = as_tensors(x)
         if x.dim() > 1:
             raise ValueError(f"PointMass: expected x with shape () or (d,), got {tuple(x.shape)}.")
-        points = x.unsqueeze(0)
-        super().__init__(points, x.new_ones(1), validate_args=validate_args)
+        super().__init__(x.unsqueeze(0), x.new_ones(1), validate_args=validate_args)

@@ -63,10 +63,9 @@ class FourierBase(Base):
         return self._at_pairs(left - right), self._at_pairs(left + right)
 
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
-        n = omega.shape[-2]
+        sizes = omega.shape[-3:-1]
         real, imag = self.characteristic(omega.flatten(-3, -2))
-        imag = None if imag is None else imag.unflatten(-1, (n, n))
-        return real.unflatten(-1, (n, n)), imag
+        return real.unflatten(-1, sizes), None if imag is None else imag.unflatten(-1, sizes)
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         # An observed scalar: its weights are masked to zero, so that it integrates to its total
@@ -79,14 +78,11 @@ class FourierBase(Base):
         return Partial(self, known, ~observed.unsqueeze(-1), log_density)
 
     def sample_square(self, weight: Tensor) -> Tensor:
-        r"""Draws from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.
+        r"""Draws :math:`N` events from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.
 
         Arguments:
             weight: The weights of the draws, with shape :math:`(N, D)`. The base has no batch
                 dimension, or one of length :math:`N`.
-
-        Returns:
-            Events, with shape :math:`(N, \text{event})`.
         """
         raise NotImplementedError(f"{self} has no sampler.")
 
@@ -172,14 +168,11 @@ class LaplaceBase(Base):
         return scale, joint - scale.unsqueeze(-1) - scale.unsqueeze(-2)
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        r"""Draws from the member :math:`\propto e^{\eta \cdot t(x)} \mu(dx)` of the family.
+        r"""Draws :math:`N` events from the member :math:`\propto e^{\eta \cdot t(x)} \mu(dx)`.
 
         Arguments:
             eta: The natural parameters of the draws, with shape :math:`(N, D)`. The base has no
                 batch dimension, or one of length :math:`N`.
-
-        Returns:
-            Events, with shape :math:`(N, \text{event})`.
         """
         raise NotImplementedError(f"{self} has no sampler.")
 

@@ -36,13 +36,11 @@ class NormalFamily(LaplaceBase):
         tensor([2., 3., 4., 9.])
     """
 
+    support = constraints.real_vector
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 1)
         super().__init__(Size(), Size((d,)), 2 * d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector
 
     def natural_constraint(self, scale: float) -> Any:
         d = self.event_shape[0]
@@ -60,9 +58,6 @@ class NormalFamily(LaplaceBase):
 
     def marginal(self, dims: Sequence[int]) -> "NormalFamily":
         return NormalFamily(len(dims))
-
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "NormalFamily":
-        return NormalFamily(len(self.others(dims)))
 
     def log_partition(self, eta: Tensor) -> Tensor:
         linear, quadratic = eta.chunk(2, dim=-1)
@@ -92,12 +87,10 @@ class GammaFamily(LaplaceBase):
         tensor([ 0., -1.])
     """
 
+    support = constraints.positive
+
     def __init__(self) -> None:
         super().__init__(Size(), Size(), 2)
-
-    @property
-    def support(self) -> Any:
-        return constraints.positive
 
     def natural_constraint(self, scale: float) -> Any:
         blocks = [constraints.greater_than(-0.5 / scale), constraints.positive]
@@ -145,19 +138,20 @@ class DirichletFamily(LaplaceBase):
         torch.Size([3])
     """
 
+    support = constraints.simplex
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)
         super().__init__(Size(), Size((d,)), d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.simplex
 
     def natural_constraint(self, scale: float) -> Any:
         return constraints.independent(constraints.greater_than(-0.5 / scale), 1)
 
     def example(self, like: Tensor) -> Tensor:
         return like.new_full(self.event_shape, 1 / self.event_shape[0])
+
+    def codimension(self, x: Tensor) -> int:
+        return 1
 
     def statistic(self, x: Tensor) -> Tensor:
         # The boundary of the simplex has measure zero and infinite statistics.
@@ -192,13 +186,10 @@ class PoissonFamily(LaplaceBase):
     """
 
     is_discrete = True
+    support = constraints.nonnegative_integer
 
     def __init__(self) -> None:
         super().__init__(Size(), Size(), 1)
-
-    @property
-    def support(self) -> Any:
-        return constraints.nonnegative_integer
 
     def log_density(self, x: Tensor) -> Tensor:
         return -(x + 1).lgamma()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..numerics.linalg import broadcast_shapes, rows_matmul, take
-from .base import Partial, TensorField, cutoff_exp
+from ..numerics.linalg import rows_matmul, take
+from .base import Partial, TensorField, TensorLike, as_parameters, cutoff_exp
 from .engines import FourierBase, LaplaceBase, Pairs
 
 _LOG_ROOT = math.log(2 * math.pi) / 2
@@ -48,10 +48,10 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def __init__(
         self,
-        loc: Tensor,
-        scale: Tensor | None = None,
+        loc: TensorLike,
+        scale: TensorLike | None = None,
         *,
-        scale_tril: Tensor | None = None,
+        scale_tril: TensorLike | None = None,
         event_dim: int = 1,
         validate_args: bool | None = None,
     ) -> None:
@@ -61,28 +61,26 @@ class Gaussian(FourierBase, LaplaceBase):
             raise ValueError(f"Gaussian: expected event_dim 0 or 1, got {event_dim}.")
         if event_dim == 0 and scale_tril is not None:
             raise ValueError("Gaussian: expected scale, not scale_tril, for a scalar event.")
-        if loc.dim() < event_dim:
+        if event_dim and not torch.as_tensor(loc).dim():
             raise ValueError(
-                f"Gaussian: expected loc with shape (*, d), got {tuple(loc.shape)}; "
-                "scalar events need event_dim=0."
+                "Gaussian: expected loc with shape (*, d), got (); scalar events need event_dim=0."
             )
+        letters = "d" * event_dim
+        self.scale: Tensor | None = None
+        self.scale_tril: Tensor | None = None
         if scale is not None:
-            name, other = "scale", scale.shape
+            given = {"loc": (loc, letters), "scale": (scale, letters)}
+            shape, (self.loc, self.scale) = as_parameters(self, **given)
         elif scale_tril is not None:
-            name, other = "scale_tril", scale_tril.shape[:-1]
-            if not other or other[-1] != scale_tril.shape[-1]:
+            given = {"loc": (loc, letters), "scale_tril": (scale_tril, "dd")}
+            shape, (self.loc, self.scale_tril) = as_parameters(self, **given)
+            found = tuple(self.scale_tril.shape)
+            if found[-2:] != 2 * tuple(shape[-2:-1]):
                 raise ValueError(
-                    "Gaussian: expected scale_tril with shape (*, d, d), "
-                    f"got {tuple(scale_tril.shape)}."
+                    f"Gaussian: expected scale_tril with shape (*, d, d) to match loc with shape "
+                    f"{tuple(self.loc.shape)}, got {found}."
                 )
-        try:
-            shape = broadcast_shapes(loc.shape, other)
-        except RuntimeError:
-            raise ValueError(
-                f"Gaussian: expected {name} to match loc with shape {tuple(loc.shape)}, "
-                f"got {tuple(other)}."
-            ) from None
-        self.loc, self.scale, self.scale_tril = loc, scale, scale_tril
+            shape = shape[:-1]
         batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
 
@@ -152,8 +150,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return mean, self.covariance(eta).unsqueeze(-3).expand(mean.shape + mean.shape[-1:])
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        noise = torch.randn_like(eta)
-        return self._event(noise + self._white_rows(eta), eta)
+        return self._event(torch.randn_like(eta) + self._white_rows(eta))
 
     def sample_square(self, weight: Tensor) -> Tensor:
         # Along the weight, the density ∝ u^2 exp(-u^2 / 2): u^2 is chi-squared with three degrees
@@ -174,18 +171,16 @@ class Gaussian(FourierBase, LaplaceBase):
         unit = white / torch.where(norm > 0, norm, 1.0)
         noise = torch.randn_like(weight)
         noise = noise + unit * (along.unsqueeze(-1) - (noise * unit).sum(-1, keepdim=True))
-        return self._event(noise, weight)
+        return self._event(noise)
 
     def _white_rows(self, rows: Tensor) -> Tensor:
         return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
 
-    def _event(self, noise: Tensor, like: Tensor) -> Tensor:
+    def _event(self, noise: Tensor) -> Tensor:
         # The event m + L e, for noise e with shape (N, D).
         if self.scale_tril is not None:
-            offset = rows_matmul(noise, self.scale_tril.mT)
-        else:
-            offset = noise * self._vector_scale()
-        x = self.mean(like) + offset
+            return self.loc + rows_matmul(noise, self.scale_tril.mT)
+        x = self.mean(noise) + noise * self._vector_scale()
         return x if self.event_dim else x.squeeze(-1)
 
     def marginal(self, dims: Sequence[int]) -> "Gaussian":

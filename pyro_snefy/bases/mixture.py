@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intersection, union
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from ..numerics.rejection import choose
-from .base import Base, Partial, TensorField, check_bases
+from .base import Base, Partial, TensorField, TensorLike, as_parameters, as_tensors, check_bases
 from .engines import FourierBase, LaplaceBase, Pairs
 from .gaussian import Gaussian
 
@@ -41,38 +41,23 @@ class MixtureBase(FourierBase, LaplaceBase):
         raise NotImplementedError
 
     def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
-        r"""Evaluates a function on all components.
+        r"""Evaluates ``function(base, argument)`` on all components; the argument is (*, E, D).
 
-        Arguments:
-            function: A function of a base and an argument that returns several tensors. None
-                stands for zeros.
-            argument: The argument, with shape :math:`(*, E, D)`.
-            rank: The number of dimensions of a result that are not batch dimensions.
-
-        Returns:
-            The results. The components are the dimension before the last ``rank`` ones.
+        Each result, with None for zeros, gets the components as the dimension before its last
+        ``rank`` ones, which are not batch dimensions.
         """
         raise NotImplementedError
 
     def scatter(self, component: Tensor, draw: Draw) -> Tensor:
-        r"""Draws an event for each row, from the component of the row.
+        r"""Draws an event for each row, from the component of the row, by ``draw(base, rows)``.
 
-        Arguments:
-            component: The components, with shape :math:`(N,)`. The mixture has no batch dimension,
-                or one of length :math:`N`.
-            draw: A function of a base and the indices of :math:`R` rows that returns events with
-                shape :math:`(R, \text{event})`. The base has no batch dimension, or one of length
-                :math:`R`.
-
-        Returns:
-            The events, with shape :math:`(N, \text{event})`.
+        The mixture has no batch dimension, or one of length :math:`N`, and so have its components.
         """
         raise NotImplementedError
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        (values,) = self.evaluate(
-            lambda base, x: (base.log_partition(x),), eta.unsqueeze(-2), rank=1
-        )
+        rows = eta.unsqueeze(-2)
+        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), rows, rank=1)
         component = choose(self.log_weights() + values.squeeze(-1))
         return self.scatter(component, lambda base, rows: base.sample_member(eta[rows]))
 
@@ -80,11 +65,11 @@ class MixtureBase(FourierBase, LaplaceBase):
         # In component k, v = w·(t - c_k) + w·(c_k - c): its own v and a constant shift.
         like = weight.unsqueeze(-2)
         (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
-        _, offsets, _ = self._centres(like)
+        _, offsets, shares = self._centres(like)
         shift = (offsets * like).sum(-1)  # (N, K)
         spread = (within @ like.mT.unsqueeze(-3)).squeeze(-1)  # (N, K, D)
         second = shift.square() + (spread * like).sum(-1)
-        component = choose(self._masses(like).log() + second.log())
+        component = choose(shares.log() + second.log())
         shift = shift.gather(-1, component.unsqueeze(-1)).squeeze(-1)
 
         def draw(base: Any, rows: Tensor) -> Tensor:
@@ -179,10 +164,7 @@ def _rotated_sum(
 
 
 class BatchedMixture(MixtureBase):
-    r"""A mixture whose components are the last batch dimension of one base.
-
-    A subclass must supply :meth:`log_weights` and :attr:`components`.
-    """
+    r"""A mixture of the bases along the last batch dimension of :attr:`components`."""
 
     @property
     def components(self) -> Base:
@@ -226,26 +208,20 @@ class GaussianMixture(BatchedMixture):
         "loc": TensorField(constraints.real, rank=1, per_event=True),
         "scale": TensorField(constraints.positive, rank=1, per_event=True),
     }
+    support = constraints.real_vector
 
     def __init__(
-        self, logits: Tensor, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+        self,
+        logits: TensorLike,
+        loc: TensorLike,
+        scale: TensorLike,
+        *,
+        validate_args: bool | None = None,
     ) -> None:
-        try:
-            if min(logits.dim(), loc.dim() - 1, scale.dim() - 1) < 1:
-                raise RuntimeError
-            shape = broadcast_shapes(loc.shape, scale.shape, Size((*logits.shape, 1)))
-        except RuntimeError:
-            raise ValueError(
-                "GaussianMixture: expected logits with shape (*, K), loc and scale with shape "
-                f"(*, K, d), got {tuple(logits.shape)}, {tuple(loc.shape)} and "
-                f"{tuple(scale.shape)}."
-            ) from None
-        self.logits, self.loc, self.scale = logits, loc, scale
+        shape, (self.logits, self.loc, self.scale) = as_parameters(
+            self, logits=(logits, "K"), loc=(loc, "Kd"), scale=(scale, "Kd")
+        )
         super().__init__(shape[:-2], shape[-1:], shape[-1], validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector
 
     @property
     def components(self) -> Gaussian:
@@ -294,7 +270,8 @@ class ConditionalGaussianMixture(GaussianMixture):
 class Mixture(MixtureBase):
     r"""A mixture :math:`\mu = \sum_k \pi_k \mu_k` of bases on one space, atoms included.
 
-    Densities are with respect to Lebesgue measure off the atoms, and counting measure on them.
+    Densities are with respect to Lebesgue measure off the atoms, and counting measure on them. At a
+    point, the components of the lowest dimension count: atoms, then surfaces, then densities.
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
@@ -314,24 +291,20 @@ class Mixture(MixtureBase):
     base_fields = ("bases",)
 
     def __init__(
-        self, logits: Tensor, bases: Sequence[Base], *, validate_args: bool | None = None
+        self, logits: TensorLike, bases: Sequence[Base], *, validate_args: bool | None = None
     ) -> None:
+        (logits,) = as_tensors(logits)
         batch = check_bases(self, bases, logits.shape[:-1])
         if logits.dim() < 1 or logits.shape[-1] != len(bases):
             raise ValueError(
                 f"Mixture: expected logits with shape (*, {len(bases)}), one for each base, "
                 f"got {tuple(logits.shape)}."
             )
-        shapes = [(tuple(base.event_shape), base.num_statistics) for base in bases]
-        if len(set(shapes)) != 1:
+        kinds = {(base.event_shape, base.statistic_signature) for base in bases}
+        if len(kinds) > 1 or any(base.latent(logits) is not base for base in bases):
             raise ValueError(
-                f"Mixture: expected bases of one event shape and statistic, got {shapes}."
-            )
-        moved = [base for base in bases if base.latent(logits) is not base]
-        if moved:
-            raise ValueError(
-                "Mixture: expected bases with one statistic, and so none whose statistic follows "
-                f"a latent base, got {moved}."
+                "Mixture: expected bases of one event shape and one statistic, none of them a "
+                f"Pushforward or a product with one, got {list(bases)}."
             )
         self.logits, self.bases = logits, tuple(bases)
         super().__init__(batch, bases[0].event_shape, bases[0].num_statistics, validate_args)
@@ -346,6 +319,10 @@ class Mixture(MixtureBase):
 
     def weight_constraint(self, activation: Activation) -> Any:
         return intersection([base.weight_constraint(activation) for base in self.bases])
+
+    @property
+    def statistic_signature(self) -> tuple[Any, ...]:
+        return self.bases[0].statistic_signature
 
     def statistic(self, x: Tensor) -> Tensor:
         return self.bases[0].statistic(x)
@@ -368,34 +345,32 @@ class Mixture(MixtureBase):
         filler = next(value for row in rows for value in row if value is not None)
         trailing = filler.shape[filler.dim() - rank :]
         zeros = filler.new_zeros(())
-        return tuple(
-            torch.stack(
-                [(zeros if value is None else value).expand(batch + trailing) for value in column],
-                dim=len(batch),
-            )
-            for column in zip(*rows, strict=True)
-        )
+        full = [[(zeros if x is None else x).expand(batch + trailing) for x in row] for row in rows]
+        return tuple(torch.stack(column, dim=len(batch)) for column in zip(*full, strict=True))
 
     def example(self, like: Tensor) -> Tensor:
         return self.bases[0].example(like)
 
     def log_density(self, x: Tensor) -> Tensor:
-        atoms: list[Tensor] = []
-        diffuse: list[Tensor] = []
+        return self._density(x)[0]
+
+    def codimension(self, x: Tensor) -> Tensor:
+        return self._density(x)[1]
+
+    def _density(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        # The log-density and the codimension: a component gives no mass to an atom of another.
+        values, lacking = [], []
         for base, log_weight in zip(self.bases, self.log_weights().unbind(-1), strict=True):
             inside = base.support.check(x)
-            mask = inside[(...,) + (None,) * self.event_dim]
-            value = base.log_density(torch.where(mask, x, base.example(x)))
-            value = torch.where(inside, value + log_weight, -torch.inf)
-            (atoms if base.is_discrete else diffuse).append(value)
-        if not (atoms and diffuse):
-            return _log_sum(atoms or diffuse)
-        on_atom = _log_sum(atoms)  # the diffuse components give no mass to an atom
-        return torch.where(on_atom > -torch.inf, on_atom, _log_sum(diffuse))
+            own = torch.where(inside[(...,) + (None,) * self.event_dim], x, base.example(x))
+            value = torch.where(inside, base.log_density(own) + log_weight, -torch.inf)
+            lacking.append(torch.where(value > -torch.inf, base.codimension(own), -1))
+            values.append(value)
+        log_density = torch.stack(torch.broadcast_tensors(*values), dim=-1)
+        codimension = torch.stack(torch.broadcast_tensors(*lacking), dim=-1)
+        most = codimension.amax(-1, keepdim=True)
+        log_density = torch.where(codimension == most, log_density, -torch.inf)
+        return safe_logsumexp(log_density), most.squeeze(-1)
 
     def __repr__(self) -> str:
         return f"Mixture({list(self.bases)})"
-
-
-def _log_sum(values: list[Tensor]) -> Tensor:
-    return safe_logsumexp(torch.stack(torch.broadcast_tensors(*values), dim=-1))

@@ -3,6 +3,7 @@ r"""Products of bases."""
 __all__ = ["Product"]
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -46,11 +47,8 @@ class Product(FourierBase, LaplaceBase):
 
     def _pieces(self, x: Tensor) -> list[tuple[Base, Tensor]]:
         # The factors, each with its part of an event.
-        pieces = x.split(self.lengths, dim=-1)
-        return [
-            (base, piece if base.event_dim else piece.squeeze(-1))
-            for base, piece in zip(self.bases, pieces, strict=True)
-        ]
+        pairs = zip(self.bases, x.split(self.lengths, dim=-1), strict=True)
+        return [(base, piece if base.event_dim else piece.squeeze(-1)) for base, piece in pairs]
 
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         # An event, from its parts.
@@ -83,9 +81,7 @@ class Product(FourierBase, LaplaceBase):
         # Factor by factor: v is the sum of a known part, a part of this factor, and a part of
         # the factors to come, which is integrated out.
         blocks = self._blocks(weight)
-        spreads = [
-            (rows_matmul(rows, base.covariance(rows)) * rows).sum(-1) for base, rows in blocks
-        ]
+        spreads = [(rows_matmul(w, base.covariance(w)) * w).sum(-1) for base, w in blocks]
         rest = torch.stack(spreads).sum(0)
         total = torch.zeros_like(rest)
         pieces = []
@@ -105,6 +101,13 @@ class Product(FourierBase, LaplaceBase):
 
     def log_density(self, x: Tensor) -> Tensor:
         return _sum([base.log_density(piece) for base, piece in self._pieces(x)])
+
+    def codimension(self, x: Tensor) -> int | Tensor:
+        return sum(base.codimension(piece) for base, piece in self._pieces(x))
+
+    @property
+    def statistic_signature(self) -> tuple[Any, ...]:
+        return sum((base.statistic_signature for base in self.bases), ())
 
     def latent(self, like: Tensor) -> Base:
         latents = [base.latent(like) for base in self.bases]
@@ -137,11 +140,12 @@ class Product(FourierBase, LaplaceBase):
         return [
             sum(self.statistics[:k]) + column
             for k, inner in self._groups(dims)
-            for column in _inner_columns(self.bases[k], inner)
+            for column in _columns(self.bases[k], inner)
         ]
 
     def marginal(self, dims: Sequence[int]) -> Base:
-        return _product([_inner_marginal(self.bases[k], inner) for k, inner in self._groups(dims)])
+        groups = [(self.bases[k], inner) for k, inner in self._groups(dims)]
+        return _product([x if _is_whole(x, inner) else x.marginal(inner) for x, inner in groups])
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> Base:
         groups = self._groups(dims)
@@ -162,9 +166,9 @@ class Product(FourierBase, LaplaceBase):
             return None
         rows = []
         for k, inner in others.items():  # factors are independent of each other
-            size = len(_inner_columns(self.bases[k], inner))
+            size = len(_columns(self.bases[k], inner))
             blocks = [
-                like.new_zeros((size, len(_inner_columns(self.bases[j], own))))
+                like.new_zeros((size, len(_columns(self.bases[j], own))))
                 if j != k or (matrix := found[k]) is None
                 else matrix
                 for j, own in given.items()
@@ -206,14 +210,19 @@ class Product(FourierBase, LaplaceBase):
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         blocks = self._blocks(omega)
         values = [base.characteristic(rows) for base, rows in blocks]
-        columns = [(real.unsqueeze(-1), _column(imag)) for real, imag in values]
-        parts = []
+        columns: list[Complex] = [
+            (real.unsqueeze(-1), None if imag is None else imag.unsqueeze(-1))
+            for real, imag in values
+        ]
+        reals, imags = [], []
         for k, (base, rows) in enumerate(blocks):
-            real, imag = base.characteristic_moment(rows)
-            slope = (_zeros_if_none(real, imag), imag)
-            parts.append(_multiply([slope, *columns[:k], *columns[k + 1 :]]))
-        reals = _concatenate([real for real, _ in parts])
-        return reals, _concatenate([_zeros_if_none(imag, real) for real, imag in parts])
+            slope, imag = base.characteristic_moment(rows)
+            slope = torch.zeros_like(imag) if slope is None else slope
+            real, imag = _multiply([(slope, imag), *columns[:k], *columns[k + 1 :]])
+            assert imag is not None  # no slope is real
+            reals.append(real)
+            imags.append(imag)
+        return _concatenate(reals), _concatenate(imags)
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         pairs = [base.pair_characteristics(rows) for base, rows in self._blocks(weight)]
@@ -240,12 +249,8 @@ def _is_whole(base: Base, dims: list[int]) -> bool:
     return not base.event_dim or dims == list(range(base.event_shape[0]))
 
 
-def _inner_columns(base: Base, dims: list[int]) -> list[int]:
+def _columns(base: Base, dims: list[int]) -> list[int]:
     return list(range(base.num_statistics)) if _is_whole(base, dims) else base.columns(dims)
-
-
-def _inner_marginal(base: Base, dims: list[int]) -> Base:
-    return base if _is_whole(base, dims) else base.marginal(dims)
 
 
 def _product(bases: list[Base]) -> Base:
@@ -261,14 +266,6 @@ def _sum(terms: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
 
 
-def _zeros_if_none(value: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if value is None else value
-
-
-def _column(value: Tensor | None) -> Tensor | None:
-    return None if value is None else value.unsqueeze(-1)
-
-
 def _multiply(factors: Sequence[Complex]) -> Complex:
     real, imag = factors[0]
     for a, b in factors[1:]:
@@ -282,12 +279,9 @@ def _multiply(factors: Sequence[Complex]) -> Complex:
 
 
 def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
-    batch = broadcast_shapes(*(block.shape[:-2] for block in blocks))
-    total = sum(block.shape[-1] for block in blocks)
-    rows, start = [], 0
-    for block in blocks:
-        size = block.shape[-1]
-        block = block.expand(batch + block.shape[-2:])
-        rows.append(torch.nn.functional.pad(block, (start, total - start - size)))
-        start += size
-    return torch.cat(rows, dim=-2)
+    ends = list(accumulate(block.shape[-1] for block in blocks))
+    padded = [
+        torch.nn.functional.pad(block, (end - block.shape[-1], ends[-1] - end))
+        for block, end in zip(blocks, ends, strict=True)
+    ]
+    return _concatenate([rows.mT for rows in padded]).mT

@@ -11,8 +11,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation
+from ..constraints import REALS
 from ..numerics.linalg import broadcast_shapes
-from .base import Base, Partial, TensorField, check_dimension
+from .base import Base, Partial, TensorField, TensorLike, as_parameters, check_dimension
 from .gaussian import Gaussian
 
 
@@ -57,13 +58,11 @@ class UniformCube(Pushforward):
         tensor([0., 0.])
     """
 
+    support = constraints.independent(constraints.unit_interval, 1)
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 1)
         super().__init__(Size(), Size((d,)), d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.independent(constraints.unit_interval, 1)
 
     def example(self, like: Tensor) -> Tensor:
         return like.new_full(self.event_shape, 0.5)
@@ -90,9 +89,6 @@ class UniformCube(Pushforward):
 
     def marginal(self, dims: Sequence[int]) -> "UniformCube":
         return UniformCube(len(dims))
-
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "UniformCube":
-        return UniformCube(len(self.others(dims)))
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         statistic = torch.where(observed, self.statistic(x), 0.0)
@@ -128,20 +124,21 @@ class Standardized(Pushforward):
     base_fields = ("base",)
 
     def __init__(
-        self, base: Base, loc: Tensor, scale: Tensor, *, validate_args: bool | None = None
+        self, base: Base, loc: TensorLike, scale: TensorLike, *, validate_args: bool | None = None
     ) -> None:
-        if base.support not in (constraints.real, constraints.real_vector):
+        if base.support not in REALS:
             raise ValueError(
                 f"Standardized: expected a base on the reals or real vectors, got {base}."
             )
-        event = base.event_shape
-        shape = broadcast_shapes(loc.shape, scale.shape)
+        event, letters = base.event_shape, "d" * base.event_dim
+        given = {"loc": (loc, letters), "scale": (scale, letters)}
+        shape, (self.loc, self.scale) = as_parameters(self, **given)
         if shape[len(shape) - len(event) :] != event:
             raise ValueError(
                 f"Standardized: expected loc and scale with shape (*, {', '.join(map(str, event))})"
-                f", got {tuple(loc.shape)} and {tuple(scale.shape)}."
+                f", got {tuple(self.loc.shape)} and {tuple(self.scale.shape)}."
             )
-        self.base, self.loc, self.scale = base, loc, scale
+        self.base = base
         batch = broadcast_shapes(shape[: len(shape) - len(event)], base.batch_shape)
         super().__init__(batch, event, base.num_statistics, validate_args)
 
@@ -159,15 +156,14 @@ class Standardized(Pushforward):
         return self.base.statistic(self.to_latent(x))
 
     def log_density(self, x: Tensor) -> Tensor:
-        return self.base.log_density(self.to_latent(x)) - self._log_volume()
+        return self.base.log_density(self.to_latent(x)) - self._sum(self.scale.log())
 
     def log_density_and_statistic(self, x: Tensor) -> tuple[Tensor, Tensor]:
         log_density, statistic = self.base.log_density_and_statistic(self.to_latent(x))
-        return log_density - self._log_volume(), statistic
+        return log_density - self._sum(self.scale.log()), statistic
 
-    def _log_volume(self) -> Tensor:
-        log_scale = self.scale.log()
-        return log_scale.sum(-1) if self.event_dim else log_scale
+    def _sum(self, x: Tensor) -> Tensor:
+        return x.sum(-1) if self.event_dim else x
 
     def parts(self) -> tuple[Base, ...]:
         return self.base.parts()
@@ -184,18 +180,17 @@ class Standardized(Pushforward):
     def columns(self, dims: Sequence[int]) -> list[int]:
         return self.base.columns(dims)
 
-    def _around(self, base: Base, dims: Sequence[int]) -> "Standardized":
-        # A law of some coordinates of the inner base, moved and stretched as they are here.
+    def _some(self, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
         loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        return Standardized(base, loc[..., dims], scale[..., dims], validate_args=False)
+        return loc[..., dims], scale[..., dims]
 
     def marginal(self, dims: Sequence[int]) -> "Standardized":
-        return self._around(self.base.marginal(dims), dims)
+        return Standardized(self.base.marginal(dims), *self._some(dims), validate_args=False)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Standardized":
-        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        latent = (values - loc[..., dims]) / scale[..., dims]
-        return self._around(self.base.conditional(dims, latent), self.others(dims))
+        loc, scale = self._some(dims)
+        inner = self.base.conditional(dims, (values - loc) / scale)
+        return Standardized(inner, *self._some(self.others(dims)), validate_args=False)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
         return self.base.regression(dims, like)
@@ -204,8 +199,7 @@ class Standardized(Pushforward):
         partial = self.base.partial(self.to_latent(x), observed)
         if partial is None:
             return None
-        log_scale = torch.where(observed, self.scale.log(), 0.0)
-        volume = log_scale.sum(-1) if self.event_dim else log_scale
+        volume = self._sum(torch.where(observed, self.scale.log(), 0.0))
         return partial._replace(log_density=partial.log_density - volume)
 
     def __repr__(self) -> str:

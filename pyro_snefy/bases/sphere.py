@@ -3,7 +3,6 @@ r"""The uniform law on the sphere, and the normal law seen through directions.""
 __all__ = ["ProjectedGaussian", "UniformSphere"]
 
 import math
-from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -35,16 +34,17 @@ class UniformSphere(FourierBase, LaplaceBase):
         tensor(-2.5310)
     """
 
+    support = unit_sphere
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)
         super().__init__(Size(), Size((d,)), d)
 
-    @property
-    def support(self) -> Any:
-        return unit_sphere
-
     def example(self, like: Tensor) -> Tensor:
         return like.new_full(self.event_shape, self.num_statistics**-0.5)
+
+    def codimension(self, x: Tensor) -> int:
+        return 1
 
     def log_density(self, x: Tensor) -> Tensor:
         half = self.num_statistics / 2
@@ -136,13 +136,11 @@ class ProjectedGaussian(Pushforward):
         tensor([0.6000, 0.8000])
     """
 
+    support = constraints.real_vector
+
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)
         super().__init__(Size(), Size((d,)), d)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector
 
     def example(self, like: Tensor) -> Tensor:
         return like.new_ones(self.event_shape)

@@ -18,10 +18,9 @@ exist, in backward and in forward mode.
 """
 
 __all__ = [
-    "bivariate_cdf",
     "erf_moment",
     "gelu_moment",
-    "half_normal_moment",
+    "half_normal_moments",
     "leaky_relu_moment",
     "relu_moment",
 ]
@@ -41,7 +40,6 @@ Rule = list[tuple[float, float]]
 
 def _unit_rule(count: int) -> Rule:
     """Returns the Gauss-Legendre rule on [0, 1], as pairs of a node and its weight."""
-
     return [((1 + u) / 2, w / 2) for u, w in zip(*map(list, leggauss(count)), strict=True)]
 
 
@@ -65,7 +63,6 @@ def _node_chunks(rule: Rule, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     # Nodes lead, so that the innermost loop of each kernel runs over the inputs.
     shape = (-1,) + (1,) * like.dim()
     chunk = max(_CACHE // max(int(like.numel()), 1), 1)
-
     for i in range(0, len(rule), chunk):
         part = torch.tensor(rule[i : i + chunk], dtype=like.dtype, device=like.device)
         yield part[:, 0].reshape(shape), part[:, 1].reshape(shape)
@@ -76,7 +73,6 @@ def _natural_power(x: Tensor, n: int) -> Tensor:
     if n == 1:
         return x
     half = _natural_power(x, n // 2)
-
     return half * half * x if n % 2 else half * half
 
 
@@ -98,11 +94,9 @@ def _clamp(h: Tensor) -> Tensor:
 
 def _standardise(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Returns h = m / s and s, both with finite gradients where v = 0."""
-
     random = v > _TINY
     s = torch.sqrt(torch.where(random, v, 1.0))
     h = torch.where(random, m / s, torch.where(m > 0, _FAR, -_FAR))
-
     return _clamp(h), torch.where(random, s, 0.0)
 
 
@@ -110,55 +104,52 @@ def _standardise(m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _laplace_moments(k: int, y: Tensor) -> list[Tensor]:
-    r"""Returns :math:`M_j = \int_0^\infty r^j \exp(-r^2/2 - ry) dr` for j = 0 to k, where y >= 0.
-
-    .. math:: M_{j+1} = j M_{j-1} - y M_j
-
-    :math:`M_j` is a parabolic cylinder function (DLMF 12.5.1, 12.8.1). The recursion cancels
-    upwards and is stable downwards, so only the top two are integrated.
-    """
+    # M_j = ∫ r^j exp(-r^2/2 - ry) dr over r > 0, for j = 0 to k and y >= 0: parabolic cylinder
+    # functions (DLMF 12.5.1). M_{j+1} = j M_{j-1} - y M_j (12.8.1) cancels upwards and is stable
+    # downwards, so only the top two are integrated.
 
     # The integrand peaks at r. At r + d it is _DROP nats below its peak.
     r = 2 * k / (y + torch.sqrt(y * y + 4 * k))
     ratio = _DROP / k
     d = r * (ratio + math.sqrt(ratio * (ratio + 2)))
     end = r + torch.clamp(d, max=math.sqrt(2 * _DROP))
-
     high, low = torch.zeros_like(y), torch.zeros_like(y)
     for u, w in _node_chunks(_HIGH_RULE if k > 3 else _LOW_RULE, y):
         t = end * u
         term = w * torch.exp(-t * (t / 2 + y)) * t ** (k - 1)
         low = low + term.sum(0)
         high = high + (term * t).sum(0)
-
     moments = [end * high, end * low]
     for j in range(k - 1, 0, -1):
         moments.append((moments[-2] + y * moments[-1]) / j)
-
     return moments[::-1]
 
 
 def _half_normal_partials(k: int, m: Tensor, v: Tensor) -> list[tuple[Tensor, Tensor]]:
-    r"""Returns the partial derivatives of :math:`e_0, \dots, e_k` with respect to m and v.
-
-    .. math:: \partial_m e_j = j e_{j-1} \qquad \partial_v e_j = \tfrac{1}{2} j (j-1) e_{j-2}
-
-    For small j these are the density of z at zero, and its slope.
-    """
-
+    # ∂e_j/∂m = j e_{j-1} and ∂e_j/∂v = j (j-1) e_{j-2} / 2. For j = 0 and 1, the density of z at
+    # zero and its slope stand in for moments of negative order.
     h, s = _standardise(m, v)
     s = torch.where(s > 0, s, 1.0)  # h is so far out where s = 0 that its density is zero
     density = _pdf(h) / s
-    e = _half_normal(k - 1, m, v) if k > 0 else ()
+    e = half_normal_moments(k - 1, m, v) if k > 0 else ()
     rows = [(density, -h * density / (2 * s)), *((x, density / 2) for x in e[:1])]
-
     return rows + [(j * e[j - 1], j * (j - 1) / 2 * e[j - 2]) for j in range(2, k + 1)]
 
 
 @elementwise(_half_normal_partials)
-def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Returns the moments e_0 to e_k, where m and v have one shape."""
+def half_normal_moments(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    r"""Returns moments of the positive part of a Gaussian variable, from order 0 to k.
 
+    .. math:: e_j(m, v) = \mathbb{E} [ (z)_+^j ] \qquad z \sim \mathcal{N}(m, v)
+
+    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. However far :math:`m` lies below
+    zero, the relative error is small, unless the moment underflows.
+
+    Arguments:
+        k: The highest order, a natural number.
+        m: The mean.
+        v: The variance, of the same shape, which may be zero.
+    """
     h, s = _standardise(m, v)
     if k == 0:
         return (_cdf(h),)
@@ -167,30 +158,11 @@ def _half_normal(k: int, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     right = [_cdf(h), m * _cdf(h) + s * _pdf(h)]
     for j in range(2, k + 1):
         right.append(m * right[-1] + (j - 1) * v * right[-2])
-
     scale, left = _pdf(h), right[:1]
     for moment in _laplace_moments(k, torch.clamp(-h, min=0.0))[1:]:
         scale = scale * s
         left.append(scale * moment)
-
     return tuple(torch.where(h > 0, a, b) for a, b in zip(right, left, strict=True))
-
-
-def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
-    r"""Returns a moment of the positive part of a Gaussian variable.
-
-    .. math:: e_k(m, v) = \mathbb{E} [ (z)_+^k ] \qquad z \sim \mathcal{N}(m, v)
-
-    where :math:`(z)_+^0 = 1` if :math:`z > 0` and 0 otherwise. However far :math:`m` lies below
-    zero, the relative error is small, unless the moment underflows.
-
-    Arguments:
-        k: The order of the moment, a natural number.
-        m: The mean, broadcastable with `v`.
-        v: The variance, which may be zero.
-    """
-
-    return _half_normal(k, *torch.broadcast_tensors(m, v))[k]
 
 
 # Two variables
@@ -199,14 +171,12 @@ def half_normal_moment(k: int, m: Tensor, v: Tensor) -> Tensor:
 def _rapidity_slope(_: None, rho: Tensor, x: Tensor) -> list[tuple[Tensor]]:
     (x,) = _rapidity(None, rho, x)
     slope = torch.cosh(torch.clamp(x, -_DEGENERATE, _DEGENERATE)).square()
-
     return [(torch.where(x.abs() < _DEGENERATE, slope, 0.0),)]
 
 
 @elementwise(_rapidity_slope)
 def _rapidity(_: None, rho: Tensor, x: Tensor) -> tuple[Tensor]:
     """Returns x, the precise artanh of rho, as a function of rho with the slope cosh(x)^2."""
-
     return (x.clone(),)
 
 
@@ -217,7 +187,6 @@ def _boundary(k: int, h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
     exponent = (h1 * h1 + h2 * h2) / 4 - 2 * k * x
     exponent = exponent + (h1 - h2).square() * torch.exp(2 * x) / 8
     exponent = exponent + (h1 + h2).square() * torch.exp(-2 * x) / 8
-
     return torch.where(inside, torch.cosh(x) * torch.exp(-exponent) / (2 * math.pi), 0.0)
 
 
@@ -234,23 +203,12 @@ def _conditional_cdf(h1: Tensor, h2: Tensor, x: Tensor) -> Tensor:
 def _pair_partials(
     orders: Orders, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    r"""Returns the partial derivatives of :math:`S_{pk}` with respect to h1, h2 and rho.
-
-    .. math::
-        \partial_{h_1} S_{pk} &= -\tfrac{1}{2} h_1 S_{pk} - \tfrac{1}{4} (h_1 - h_2) S_{p,k+1}
-        - \tfrac{1}{4} (h_1 + h_2) S_{p,k-1} \\
-        \partial_\rho S_{pk} &= p \, S_{p-1,k}
-
-    For p = 0, the derivative by :math:`\rho` is the integrand at :math:`\rho`. The derivatives of
-    :math:`S_{00}` by :math:`h_1` and :math:`h_2` are known in closed form (Drezner & Wesolowsky
-    1990).
-    """
-
+    # ∂S_pk/∂h1 = -h1 S_pk / 2 - (h1 - h2) S_{p,k+1} / 4 - (h1 + h2) S_{p,k-1} / 4, in closed form
+    # for S_00 (Drezner & Wesolowsky 1990). ∂S_pk/∂rho = p S_{p-1,k}, or the integrand for p = 0.
     shifted = {(p, k + i) for p, k in orders for i in (-1, 0, 1) if (p, k) != (0, 0)}
     needed = frozenset(shifted | {(p - 1, k) for p, k in orders if p > 0})
     sums = _pair_integrals(needed, h1, h2, rho, x) if needed else ()
     family = dict(zip(sorted(needed), sums, strict=True))
-
     (end,) = _rapidity(None, rho, x)
     rows = []
     for p, k in sorted(orders):
@@ -263,7 +221,6 @@ def _pair_partials(
             d1 = -h1 * family[p, k] / 2 - rise - fall
             d2 = -h2 * family[p, k] / 2 + rise - fall
         rows.append((d1, d2, p * family[p - 1, k] if p else _boundary(k, h1, h2, end)))
-
     return rows
 
 
@@ -271,21 +228,11 @@ def _pair_partials(
 def _pair_integrals(
     orders: Orders, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor
 ) -> tuple[Tensor, ...]:
-    r"""Returns the integrals to which Price's theorem leads, in ascending order of (p, k).
-
-    .. math:: S_{pk} = \int_0^\rho (\rho - t)^p
-        \left( \frac{1 + t}{1 - t} \right)^k \phi_2(h_1, h_2; t) \, dt
-
-    With :math:`t = \tanh \tau` the density becomes
-
-    .. math:: \phi_2 \, dt = \frac{\operatorname{sech} \tau}{2 \pi} \exp \left(
-        -\frac{h_1^2 + h_2^2}{4} - \frac{(h_1 - h_2)^2 e^{2 \tau}}{8}
-        - \frac{(h_1 + h_2)^2 e^{-2 \tau}}{8} \right) d\tau
-
-    which has no boundary layer at :math:`|\rho| = 1`. The family is closed under differentiation.
-    The upper end is given twice: `rho` gets the gradient, and `x` is its precise artanh.
-    """
-
+    # S_pk = ∫ (rho - t)^p ((1 + t) / (1 - t))^k φ_2(h1, h2; t) dt from 0 to rho, for Price's
+    # theorem, in ascending order of (p, k). With t = tanh τ, φ_2 dt is
+    #   sech(τ) / 2π exp(-(h1^2 + h2^2) / 4 - (h1 - h2)^2 e^{2τ} / 8 - (h1 + h2)^2 e^{-2τ} / 8) dτ,
+    # without a boundary layer at |rho| = 1. The family is closed under differentiation. The upper
+    # end is given twice: rho gets the gradient, and x is its precise artanh.
     sign, end = _sign(x), x.abs()
 
     # For rho < 0, t and h2 change sign, so that t runs from 0 to end. The integrand is
@@ -314,7 +261,6 @@ def _pair_integrals(
     floor = torch.exp(-2 * end)
     first = torch.exp(-start)
     del a, b, top, level, stop, end
-
     rule = _HIGH_RULE if top_power > 3 else _LOW_RULE if decay > 1 else _SLOW_RULE
     sums = {order: torch.zeros_like(width) for order in sorted(orders)}
     for u, w in _node_chunks(rule, width):
@@ -333,51 +279,23 @@ def _pair_integrals(
                 previous = p
             part = term * (tilt if k == 1 else tilt**k) if k else term
             sums[p, k] = sums[p, k] + part.sum(0)
-
     scale = share * torch.exp(-(h1 * h1 + h2 * h2) / 4) * (grade / math.pi)
     ratio = 2 / (1 + floor)
-
     return tuple(sums[p, k] * scale * (sign ** (p + 1) * ratio**p) for p, k in sums)
 
 
 def _price_remainder(p: int, h1: Tensor, h2: Tensor, rho: Tensor, x: Tensor) -> Tensor:
-    r"""Returns :math:`\int_0^\rho (\rho - t)^p \phi_2(h_1, h_2; t) dt`, where x = artanh(rho)."""
-
+    # ∫ (rho - t)^p φ_2(h1, h2; t) dt from 0 to rho, where x = artanh(rho).
     (integral,) = _pair_integrals(frozenset({(p, 0)}), *torch.broadcast_tensors(h1, h2, rho, x))
-
     return integral
 
 
 def _artanh(rho: Tensor, angle: Tensor) -> Tensor:
     """Returns artanh(rho) with a small relative error for every rho = cos(angle)."""
-
     rho, angle = rho.detach(), angle.detach()
     near = torch.atanh(torch.clamp(rho, -0.5, 0.5))
     far = -torch.log(torch.tan(torch.clamp(angle, min=1e-130) / 2))
-
     return torch.where(rho.abs() < 0.5, near, far)
-
-
-def bivariate_cdf(h1: Tensor, h2: Tensor, rho: Tensor, angle: Tensor) -> Tensor:
-    r"""Returns the distribution function of two correlated standard Gaussian variables.
-
-    .. math:: \Phi_2(h_1, h_2; \rho) = \Phi(h_1) \Phi(h_2)
-        + \int_0^\rho \phi_2(h_1, h_2; t) \, dt
-
-    as in Drezner & Wesolowsky (1990) and Genz (2004).
-
-    Arguments:
-        h1: The first upper bound.
-        h2: The second upper bound.
-        rho: The correlation, which gets the gradient. At :math:`|\rho| = 1`, where the
-            function has a kink, this gradient is zero.
-        angle: The precise :math:`\arccos \rho`, which gets none.
-    """
-
-    h1, h2 = _clamp(h1), _clamp(h2)
-    total = _cdf(h1) * _cdf(h2) + _price_remainder(0, h1, h2, rho, _artanh(rho, angle))
-
-    return torch.clamp(total, min=0.0)
 
 
 def relu_moment(
@@ -390,19 +308,17 @@ def relu_moment(
         + p! \, (s_1 s_2)^p \int_0^\rho (\rho - t)^p \phi_2(h_1, h_2; t) \, dt
 
     This is Taylor's formula in :math:`c`, by Price's theorem, with :math:`e_k` from
-    :func:`half_normal_moment`. For :math:`\rho \geq 0` every term is positive. For zero means it
+    :func:`half_normal_moments`. For :math:`\rho \geq 0` every term is positive. For zero means it
     is an arc-cosine kernel (Cho & Saul, arXiv:1112.3712).
 
     Arguments:
         power: The power :math:`p`, a natural number. 0 is the unit step, with step(0) = 0.
         m1, m2, v1, v2, c, angle: The law of the pair.
     """
-
     h1, s1 = _standardise(m1, v1)
     h2, s2 = _standardise(m2, v2)
-    e1 = _half_normal(power, *torch.broadcast_tensors(m1, v1))
-    e2 = _half_normal(power, *torch.broadcast_tensors(m2, v2))
-
+    e1 = half_normal_moments(power, *torch.broadcast_tensors(m1, v1))
+    e2 = half_normal_moments(power, *torch.broadcast_tensors(m2, v2))
     scale = s1 * s2
     random = scale > 0
     rho = torch.where(random, c / torch.where(random, scale, 1.0), 0.0)
@@ -440,27 +356,20 @@ def leaky_relu_moment(
         slope: The slope :math:`a` below zero.
         m1, m2, v1, v2, c, angle: The law of the pair.
     """
-
-    p1, e1 = _half_normal(1, *torch.broadcast_tensors(m1, v1))
-    p2, e2 = _half_normal(1, *torch.broadcast_tensors(m2, v2))
+    p1, e1 = half_normal_moments(1, *torch.broadcast_tensors(m1, v1))
+    p2, e2 = half_normal_moments(1, *torch.broadcast_tensors(m2, v2))
     linear = m1 * m2 + c
     mixed = m1 * e2 + m2 * e1 + c * (p1 + p2)
     rectified = relu_moment(1, m1, m2, v1, v2, c, angle)
-
     return slope**2 * linear + slope * (1 - slope) * mixed + (1 - slope) ** 2 * rectified
 
 
 def _gram_determinant(v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor) -> Tensor:
-    r"""Returns :math:`v_1 v_2 - c^2`.
-
-    The value comes from the angle, since the difference cancels for parallel weights. The
-    gradient comes from the difference itself.
-    """
-
+    # v1 v2 - c^2: the value from the angle, since the difference cancels for parallel weights, and
+    # the gradient from the difference.
     sine = torch.where((v1 > 0) & (v2 > 0), torch.sin(angle), 0.0)
     value = (v1 * v2 * sine.square()).detach()
     plain = v1 * v2 - c * c
-
     return value + (plain - plain.detach())
 
 
@@ -478,13 +387,11 @@ def erf_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle:
     Arguments:
         m1, m2, v1, v2, c, angle: The law of the pair.
     """
-
     t1, t2 = torch.sqrt(1 + 2 * v1), torch.sqrt(1 + 2 * v2)
     a1, a2 = m1 / t1, m2 / t2
     h1, h2 = _clamp(math.sqrt(2) * a1), _clamp(math.sqrt(2) * a2)
     root = torch.sqrt(1 + 2 * (v1 + v2) + 4 * _gram_determinant(v1, v2, c, angle))
     x = torch.asinh(2 * c / root).detach()
-
     return torch.erf(a1) * torch.erf(a2) + 4 * _price_remainder(0, h1, h2, 2 * c / (t1 * t2), x)
 
 
@@ -507,7 +414,6 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
     Arguments:
         m1, m2, v1, v2, c, angle: The law of the pair.
     """
-
     u1, u2 = 1 + v1, 1 + v2
     t1, t2 = torch.sqrt(u1), torch.sqrt(u2)
     h1, h2 = _clamp(m1 / t1), _clamp(m2 / t2)
@@ -516,14 +422,11 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
     root = torch.sqrt(det)
     x = torch.asinh(c / root).detach()
     q = _cdf(h1) * _cdf(h2) + _price_remainder(0, h1, h2, c / (t1 * t2), x)
-
     f1 = _pdf(h1) / t1 * _cdf((m2 * u1 - c * m1) / (t1 * root))
     f2 = _pdf(h2) / t2 * _cdf((m1 * u2 - c * m2) / (t2 * root))
     distance = (u2 * m1.square() - 2 * c * m1 * m2 + u1 * m2.square()) / det
     f = torch.exp(-distance / 2) / (2 * math.pi * root)
-
     first = m1 * (m2 * q + v2 * f2 + c * f1)
     second = v1 * ((m2 - c * m1 / u1) * f1 + (v2 + gram) / u1 * f)
     third = c * (q + (m2 * f2 + c * f) / u2)
-
     return first + second + third

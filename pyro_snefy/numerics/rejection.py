@@ -69,16 +69,12 @@ def rejection(
 def rejection_by_row(
     propose: Callable[[Tensor], tuple[Tensor, Tensor]], like: Tensor, rate: float = 0.4
 ) -> Tensor:
-    r"""Draws one accepted proposal for each row, where every row has a law of its own.
+    r"""As :func:`rejection`, where every row has a law of its own.
 
     Arguments:
         propose: As in :func:`rejection`.
         like: A tensor with shape :math:`(N, *)`, on the device of the rows.
-        rate: The least probability of acceptance. Rows that are rejected far more often than this
-            raise an error.
-
-    Returns:
-        Accepted proposals, with shape :math:`(N, *)`.
+        rate: The least probability of acceptance of any row.
     """
     left = torch.arange(len(like), device=like.device)
     result, accepted = propose(left)
@@ -91,10 +87,9 @@ def rejection_by_row(
         proposals, every = propose(left.repeat_interleave(tries))
         every = every.reshape(-1, tries)
         accepted = every.any(-1)
-        first = every.to(torch.int8).argmax(-1) + tries * torch.arange(
-            len(left), device=left.device
-        )
-        result[left[accepted]] = proposals[first[accepted]]
+        first = every.to(torch.int8).argmax(-1)
+        proposals = proposals.unflatten(0, (len(left), tries))
+        result[left[accepted]] = proposals[accepted, first[accepted]]
     raise RuntimeError(
         f"Nothing was accepted for {len(left)} rows, with a probability of {rate:.2g} or more for "
         "each proposal: expected finite parameters."
@@ -104,12 +99,7 @@ def rejection_by_row(
 def choose(log_weights: Tensor) -> Tensor:
     r"""Draws an index with probability proportional to :math:`e^{\ell_k}`, row by row.
 
-    Arguments:
-        log_weights: The logarithms :math:`\ell`, with shape :math:`(N, K)`. Minus infinity excludes
-            an index.
-
-    Returns:
-        Indices, with shape :math:`(N,)`.
+    The logarithms :math:`\ell` have the shape :math:`(N, K)`; minus infinity excludes an index.
     """
     # The Gumbel-max trick (arXiv:1411.0030) forms no sum, which could absorb small weights.
     noise = -torch.empty_like(log_weights).exponential_().log()
