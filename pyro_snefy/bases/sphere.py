@@ -76,15 +76,17 @@ class UniformSphere(FourierBase, LaplaceBase):
         kappa = eta.norm(dim=-1)
         b = other / (2 * kappa + (4 * kappa.square() + other**2).sqrt())
         x0 = (1 - b) / (1 + b)
-        # 1 - x0^2 = 4 b / (1 + b)^2, without cancellation where the law is narrow.
+        # 1 - x0^2 = 4 b / (1 + b)^2, without cancellation where the law is concentrated.
         c = kappa * x0 + other * (4 * b / (1 + b).square()).log()
         beta = Beta(*(eta.new_tensor(other / 2),) * 2, validate_args=False)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
             z, ratio = beta.sample(rows.shape), b[rows]
             cosine = (1 - (1 + ratio) * z) / (1 - (1 - ratio) * z)
-            log_ratio = kappa[rows] * cosine + other * torch.log1p(-x0[rows] * cosine) - c[rows]
-            return cosine, log_ratio >= torch.rand_like(cosine).log()
+            log_acceptance = (
+                kappa[rows] * cosine + other * torch.log1p(-x0[rows] * cosine) - c[rows]
+            )
+            return cosine, log_acceptance >= torch.rand_like(cosine).log()
 
         return _around(eta, rejection_by_row(propose, eta))
 

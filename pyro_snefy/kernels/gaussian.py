@@ -18,39 +18,39 @@ from .registry import register_kernel
 
 
 @singledispatch
-def normal_expectation(activation: Activation, *law: Tensor) -> Tensor:
+def normal_expectation(activation: Activation, *pair: Tensor) -> Tensor:
     r"""The expectation :math:`\mathbb{E}[\sigma(z_1) \sigma(z_2)]` under a bivariate normal law.
 
     Arguments:
         activation: The activation :math:`\sigma`.
-        law: Means, variances, covariance and angle, as in :mod:`pyro_snefy.numerics.bivariate`.
+        pair: Means, variances, covariance and angle, as in :mod:`pyro_snefy.numerics.bivariate`.
     """
     raise NotImplementedError
 
 
 @normal_expectation.register
-def _(activation: Step, *law: Tensor) -> Tensor:
-    return relu_moment(0, *law)
+def _(activation: Step, *pair: Tensor) -> Tensor:
+    return relu_moment(0, *pair)
 
 
 @normal_expectation.register
-def _(activation: ReLU, *law: Tensor) -> Tensor:
-    return relu_moment(activation.power, *law)
+def _(activation: ReLU, *pair: Tensor) -> Tensor:
+    return relu_moment(activation.power, *pair)
 
 
 @normal_expectation.register
-def _(activation: LeakyReLU, *law: Tensor) -> Tensor:
-    return leaky_relu_moment(activation.negative_slope, *law)
+def _(activation: LeakyReLU, *pair: Tensor) -> Tensor:
+    return leaky_relu_moment(activation.negative_slope, *pair)
 
 
 @normal_expectation.register
-def _(activation: Erf, *law: Tensor) -> Tensor:
-    return erf_moment(*law)
+def _(activation: Erf, *pair: Tensor) -> Tensor:
+    return erf_moment(*pair)
 
 
 @normal_expectation.register
-def _(activation: GELU, *law: Tensor) -> Tensor:
-    return gelu_moment(*law)
+def _(activation: GELU, *pair: Tensor) -> Tensor:
+    return gelu_moment(*pair)
 
 
 def angles(white: Tensor) -> Tensor:

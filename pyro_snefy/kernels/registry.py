@@ -100,8 +100,8 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         raise NotImplementedError(
             f"No closed form for {name} with a bias; there is one without: pass bias=None."
         )
-    law = type(base.parts()[0])  # of a pushforward, the law of its statistic
-    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(law, b)})
+    kind = type(base.parts()[0])  # of a pushforward, its latent base
+    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(kind, b)})
     bases = sorted({b.__name__ for a, b in _REGISTRY if issubclass(type(activation), a)})
     raise NotImplementedError(
         f"No closed form for {name}. Activations with one on {type(base).__name__}: "

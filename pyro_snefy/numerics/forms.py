@@ -200,13 +200,7 @@ def _readout_trace(
 
 
 def _forms(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
-    r"""Computes :math:`x_k^\top A_k x_k`, with shape :math:`(k, *)`.
-
-    Arguments:
-        rows: The rows, with shape :math:`(k, *, n)`.
-        matrix: The matrices, with shape :math:`(k, *, n, n)`.
-        unit: The matrices have absolute errors of eps times this number.
-    """
+    # The forms of rows (k, *, n) and matrices (k, *, n, n), with shape (k, *).
     rank = max(rows.dim() - 2, matrix.dim() - 3)
     rows, matrix = _padded(rows, rank + 2), _padded(matrix, rank + 3)
     return quadratic(rows, matrix, unit)
@@ -220,17 +214,10 @@ def _padded(x: Tensor, rank: int) -> Tensor:
 def _bundles(
     values: Sequence[Tensor | None], blocks: Blocks
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    r"""Puts features side by side, so that few forms are left to compute.
+    r"""Stacks features without a cross block, and concatenates features with one.
 
-    Features without a cross block are stacked. Features with one are concatenated.
-
-    Arguments:
-        values: The features :math:`\phi_p`; those that are None are left out.
-        blocks: The blocks :math:`G^{pq}`.
-
-    Returns:
-        Rows, with shape :math:`(k, *, g n)`, their matrices, with shape :math:`(k, *, g n, g n)`,
-        and the number :math:`g` of features in a row.
+    Few forms are left to compute: of rows, with shape :math:`(k, *, g n)`, and matrices, with shape
+    :math:`(k, *, g n, g n)`, where :math:`g` features make a row.
     """
     present = {p: value for p, value in enumerate(values) if value is not None}
     linked = {k for key in blocks if key[0] != key[1] for k in key if k in present}
@@ -256,13 +243,8 @@ def _corner(blocks: Blocks, p: int, q: int) -> Tensor:
 def _balance(features: Features, columns: Tensor) -> tuple[Features, Tensor, Tensor]:
     r"""Moves the scales of the neurons to where nothing overflows.
 
-    Arguments:
-        features: The features.
-        columns: The sizes of the columns of the form, detached, with shape :math:`(*, n)`.
-
-    Returns:
-        Features without logarithmic scale, factors for the columns of the form, with shape
-        :math:`(*, n)` or :math:`(*, 1)`, and half the logarithm to add to the one of the form.
+    Given the sizes of the columns of the form, returns features without logarithmic scale, factors
+    for the columns, and half the logarithm to add to the one of the form.
     """
     if features.log_scale is None:
         largest = columns.amax(-1, keepdim=True).clamp(min=torch.finfo(columns.dtype).tiny)

@@ -31,29 +31,18 @@ def broadcast_shapes(*shapes: Size) -> Size:
 
 
 class Layout(NamedTuple):
-    r"""How :func:`fold` arranged the batch dimensions of rows.
+    r"""How :func:`fold` arranged the batch dimensions of rows."""
 
-    Arguments:
-        shape: The batch shape of the rows after broadcasting, in the arranged order.
-        order: For each batch dimension, its place in the arranged order.
-    """
-
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
+    shape: tuple[int, ...]  # of the rows after broadcasting, in the arranged order
+    order: tuple[int, ...]  # the place of each batch dimension in the arranged order
 
 
 def fold(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Layout | None]:
     r"""Folds the batch dimensions that a matrix lacks into the rows of one matrix product.
 
     A batch of rows against one matrix is a single product then, and the matrix is never copied.
-
-    Arguments:
-        rows: The rows, with shape :math:`(*, I)`.
-        matrix: The matrix, with shape :math:`(*, I, K)`.
-
-    Returns:
-        The rows, with shape :math:`(*, N, I)`, the matrix, with shape :math:`(*, I, K)`, and what
-        :func:`unfold` needs, or None if the rows are a matrix and the matrix is one.
+    From rows :math:`(*, I)` and a matrix :math:`(*, I, K)`, returns rows :math:`(*, N, I)`, a
+    matrix, and what :func:`unfold` needs: None if both are matrices already.
     """
     if matrix.dim() == 2 and rows.dim() == 2:
         return rows, matrix, None
@@ -83,15 +72,7 @@ def unfold(products: Tensor, layout: Layout | None) -> Tensor:
 
 
 def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
-    r"""Multiplies rows by a matrix, :math:`y_k = \sum_i x_i A_{ik}`, with broadcasting.
-
-    Arguments:
-        rows: The rows :math:`x`, with shape :math:`(*, I)`.
-        matrix: The matrix :math:`A`, with shape :math:`(*, I, K)`.
-
-    Returns:
-        The products, with shape :math:`(*, K)`.
-    """
+    r"""Multiplies rows :math:`(*, I)` by a matrix :math:`(*, I, K)`, with broadcasting."""
     if matrix.dim() == 2:
         return rows @ matrix
     folded, matrix, layout = fold(rows, matrix)
@@ -99,25 +80,14 @@ def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def affine(rows: Tensor, matrix: Tensor, shift: Tensor) -> Tensor:
-    r"""Evaluates :math:`y_k = \sum_i A_{ki} x_i + b_k`, with broadcasting.
-
-    Arguments:
-        rows: The rows :math:`x`, with shape :math:`(*, I)`.
-        matrix: The matrix :math:`A`, with shape :math:`(*, K, I)`.
-        shift: The shift :math:`b`, with shape :math:`(*, K)`.
-    """
+    r"""Evaluates :math:`y_k = \sum_i A_{ki} x_i + b_k` for rows :math:`x`, with broadcasting."""
     if rows.dim() == matrix.dim() == 2 and shift.shape[:-1] in ((), rows.shape[:1]):
         return torch.addmm(shift, rows, matrix.mT)  # one operation, with two fewer backwards
     return rows_matmul(rows, matrix.mT) + shift
 
 
 def take(x: Tensor, dims: Sequence[int]) -> Tensor:
-    r"""Takes entries of the last dimension, as a view where they are evenly spaced.
-
-    Arguments:
-        x: The tensor, with shape :math:`(*, D)`.
-        dims: The entries, at least one.
-    """
+    r"""Takes entries of the last dimension, as a view where they are evenly spaced."""
     first, last = dims[0], dims[-1]
     step = dims[1] - first if len(dims) > 1 else 1
     if step > 0 and list(dims) == list(range(first, last + 1, step)):
@@ -126,16 +96,7 @@ def take(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tensor:
-    r"""Evaluates the bilinear form :math:`\sum_{ij} u_i A_{ij} v_j`, with broadcasting.
-
-    Arguments:
-        left: The rows :math:`u`, with shape :math:`(*, I)`. None stands for ones.
-        matrix: The matrix :math:`A`, with shape :math:`(*, I, J)`.
-        right: The rows :math:`v`, with shape :math:`(*, J)`. None stands for ones.
-
-    Returns:
-        The values, with shape :math:`(*)`.
-    """
+    r"""Evaluates :math:`\sum_{ij} u_i A_{ij} v_j`, with broadcasting; None stands for ones."""
     product = matrix.sum(dim=-2) if left is None else rows_matmul(left, matrix)
     return (product if right is None else product * right).sum(dim=-1)
 
@@ -148,9 +109,10 @@ def all_finite(x: Tensor) -> Tensor:
 
 def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
-    # The threshold has a gradient of one operation, and stops it where x is not positive.
+    # The threshold stops the gradient where x is not positive. The second logarithm, of zero or
+    # one, makes the value infinite there; unlike torch.where it takes no part in the gradient.
     log = torch.nn.functional.threshold(x, 0.0, 1.0).log()
-    return torch.where(x > 0.0, log, -torch.inf)
+    return log + x.detach().relu().sign().log()
 
 
 def safe_logsumexp(x: Tensor) -> Tensor:
