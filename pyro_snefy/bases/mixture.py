@@ -1,12 +1,6 @@
 r"""Mixtures of bases."""
 
-__all__ = [
-    "BatchedMixture",
-    "ConditionalGaussianMixture",
-    "GaussianMixture",
-    "Mixture",
-    "MixtureBase",
-]
+__all__ = ["BatchedMixture", "GaussianMixture", "Mixture", "MixtureBase"]
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -234,21 +228,20 @@ class GaussianMixture(BatchedMixture):
 
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
         loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        return type(self)(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
+        return GaussianMixture(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> "ConditionalGaussianMixture":
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "GaussianMixture":
         given = self.gaussians.marginal(dims).log_density(values.unsqueeze(-2))
         others = self.marginal(self.others(dims))
-        return ConditionalGaussianMixture(
-            self.log_weights() + given, others.loc, others.scale, validate_args=False
-        )
+        logits = self.log_weights() + given
+        return GaussianMixture(logits, others.loc, others.scale, validate_args=False)
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial:
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
         loc, scale = inner.base.loc, inner.base.factor
-        base = ConditionalGaussianMixture(logits, loc, scale, validate_args=False)
+        base = GaussianMixture(logits, loc, scale, validate_args=False)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
@@ -257,14 +250,6 @@ class GaussianMixture(BatchedMixture):
     def log_density(self, x: Tensor) -> Tensor:
         log_density = self.gaussians.log_density(x.unsqueeze(-2))
         return safe_logsumexp(self.log_weights() + log_density)
-
-
-class ConditionalGaussianMixture(GaussianMixture):
-    r"""A mixture of normal laws whose weights depend on given values, row by row.
-
-    Kernels on this type keep the components apart: a batch of weights then shares one matrix for
-    each component.
-    """
 
 
 class Mixture(MixtureBase):
