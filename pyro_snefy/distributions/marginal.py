@@ -42,6 +42,7 @@ class Marginal(TorchDistribution):
     """
 
     arg_constraints: dict[str, Any] = {}
+    _detached = False  # whether has_rsample_(False) was called
 
     def __init__(self, joint: "SNEFY", dims: Sequence[int]) -> None:
         self.joint = joint
@@ -53,6 +54,7 @@ class Marginal(TorchDistribution):
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(Marginal, _instance)
         Marginal.__init__(new, self.joint.expand(batch_shape), self.dims)
+        new._detached = self._detached
         return new
 
     @property
@@ -89,7 +91,13 @@ class Marginal(TorchDistribution):
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
         """Whether there are pathwise gradients."""
-        return self.joint.has_rsample
+        return self.joint.has_rsample and not self._detached
+
+    @has_rsample.setter
+    def has_rsample(self, value: bool) -> None:
+        if value:
+            self.joint._check_reparameterizable()
+        self._detached = not value
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
         """Draws events, exactly: all coordinates, and then the ones that are kept.

@@ -68,6 +68,8 @@ class SNEFY(TorchDistribution):
         torch.Size([5])
     """
 
+    _detached = False  # whether has_rsample_(False) was called
+
     def __init__(
         self,
         weight: Tensor,
@@ -158,7 +160,7 @@ class SNEFY(TorchDistribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SNEFY":
         """The same law with a larger batch shape; parameters are shared, not copied."""
         new = self._get_checked_instance(SNEFY, _instance)
-        for name in (*_PARAMETERS, "activation", "base"):
+        for name in (*_PARAMETERS, "activation", "base", "_detached"):
             setattr(new, name, getattr(self, name))
         new._network = self._network.expand(Size(batch_shape))
         super(SNEFY, new).__init__(Size(batch_shape), self.event_shape, validate_args=False)
@@ -275,7 +277,19 @@ class SNEFY(TorchDistribution):
         There are none of ``ReLU`` and ``Step``, whose densities may vanish between two places
         where they do not.
         """
-        return is_reparameterizable(self._network)
+        return is_reparameterizable(self._network) and not self._detached
+
+    @has_rsample.setter
+    def has_rsample(self, value: bool) -> None:
+        if value:
+            self._check_reparameterizable()
+        self._detached = not value
+
+    def _check_reparameterizable(self) -> None:
+        if not is_reparameterizable(self._network):
+            raise NotImplementedError(
+                f"There are no pathwise gradients of {self.activation} on {self.base}."
+            )
 
     @property
     def acceptance_rate(self) -> Tensor:
@@ -299,23 +313,16 @@ class SNEFY(TorchDistribution):
         Arguments:
             sample_shape: The shape of the sample.
         """
-        check = self._check_positive if self._validate_args else None
+        check = self._check if self._validate_args else None
         return sample(self._network, Size(sample_shape), check)
 
-    def _check_positive(self, log_normalizer: Tensor) -> None:
-        network = self._network.to(torch.float64)
-        self._check(log_normalizer, network, network.kernel())
-
     def rsample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws events with pathwise gradients, where ``has_rsample`` is true.
+        """Draws events with pathwise gradients, where there are any.
 
         Arguments:
             sample_shape: The shape of the sample.
         """
-        if not self.has_rsample:
-            raise NotImplementedError(
-                f"There are no pathwise gradients of {self.activation} on {self.base}."
-            )
+        self._check_reparameterizable()
         return pathwise(self._network, self.sample(sample_shape))
 
     def cdf(self, value: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ _ROUND = 1024
 
 def rejection(
     propose: Callable[[Tensor], tuple[Tensor, Tensor]],
-    law: Tensor,
+    group: Tensor,
     rate: Tensor,
     most: int = 2**20,
 ) -> Tensor:
@@ -26,7 +26,7 @@ def rejection(
         propose: A function from row indices, with shape :math:`(R,)`, to proposals, with shape
             :math:`(R, *)`, and whether each is accepted, with shape :math:`(R,)`. An index is
             repeated to make several proposals for one row.
-        law: The number of the law of each row, with shape :math:`(N,)`, in ascending order.
+        group: The number of each row's law, with shape :math:`(N,)`, in ascending order.
         rate: The probability of acceptance of each row, with shape :math:`(N,)`. Rows that are
             rejected far more often than this raise an error.
         most: The largest number of proposals of one round.
@@ -34,10 +34,10 @@ def rejection(
     Returns:
         Accepted proposals, with shape :math:`(N, *)`.
     """
-    left = torch.arange(len(law), device=law.device)
+    left = torch.arange(len(group), device=group.device)
     result: Tensor | None = None
     least = float(rate.min()) if len(rate) else 1.0
-    rounds = 100 + int(100 / least) + int(len(law) / least / most)
+    rounds = 100 + int(100 / least) + int(len(group) / least / most)
     # 1 / rate proposals give one acceptance on average; 20 % more make a second round rare for
     # laws with many rows.
     tries = (1.2 / rate).ceil().clamp(max=most).long()
@@ -48,13 +48,13 @@ def rejection(
         rows = some.repeat_interleave(number[: len(some)])
         proposals, accepted = propose(rows)
         if result is None:
-            result = proposals.new_empty((len(law), *proposals.shape[1:]))
+            result = proposals.new_empty((len(group), *proposals.shape[1:]))
         (chosen,) = accepted.nonzero(as_tuple=True)
         # The accepted proposals of each law go to the rows of this law, one after the other.
-        own, others = law[some], law[rows[chosen]]
+        own, others = group[some], group[rows[chosen]]
         start = torch.searchsorted(others, own)
         count = torch.searchsorted(others, own, right=True) - start
-        rank = torch.arange(len(own), device=law.device) - torch.searchsorted(own, own)
+        rank = torch.arange(len(own), device=group.device) - torch.searchsorted(own, own)
         done = rank < count
         result[some[done]] = proposals[chosen[(start + rank)[done]]]
         left = torch.cat([some[~done], left[len(some) :]])

@@ -94,6 +94,12 @@ def _scalar(x: Tensor, base: Base) -> Tensor:
 
 @edges_and_atoms.register
 def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+    low, high, step = _reach(base, neurons)
+    return [_grid(low, high, step), *_kinks(neurons, step)], []
+
+
+def _reach(base: Gaussian, neurons: Neurons) -> tuple[Tensor, Tensor, Tensor]:
+    # The ends of the panels on a normal law, and their length, each with shape (*).
     scale = base.covariance(neurons.slope)[..., 0, 0].sqrt()
     loc = base.mean(neurons.slope)[..., 0]
     down, up = (scale * tilt for tilt in neurons.tilts)
@@ -104,19 +110,21 @@ def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
         far = torch.where(far.isfinite(), far, 0.0).amax(-1).clamp(max=28.0)
         low, high = low - far, high + far
     step = _RADIANS / (scale * neurons.rate).clamp(min=2 * _RADIANS)
-    low, high, step = torch.broadcast_tensors(low, high, step)
-    edges = loc.unsqueeze(-1) + scale.unsqueeze(-1) * _grid(low, high, step)
-    return [edges, *_kinks(neurons)], []
+    low, high, step = torch.broadcast_tensors(loc + scale * low, loc + scale * high, scale * step)
+    return low, high, step
 
 
-def _kinks(neurons: Neurons) -> list[Tensor]:
+def _kinks(neurons: Neurons, step: Tensor) -> list[Tensor]:
     if neurons.activation.degree is None:
         return []
     zero = torch.where(neurons.zero.isfinite(), neurons.zero, 0.0)
     width = torch.where(neurons.width.isfinite(), neurons.width, 0.0)
-    # A kink that is smoothed needs panels of the width of the smoothing.
-    steps = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
-    smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * steps
+    # A kink that is smoothed needs panels of the width of the smoothing, unless the others are
+    # short enough.
+    offsets = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
+    sharp = (1.25 * width < step.unsqueeze(-1)).reshape(-1, width.shape[-1]).any(0)
+    zero, width = zero[..., sharp], width[..., sharp]
+    smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * offsets
     kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
     return kinks if neurons.crossings is None else [*kinks, neurons.crossings]
 
@@ -126,7 +134,7 @@ def _(base: UniformBox, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
     low, high = base.low[..., 0], base.high[..., 0]
     low, high = torch.broadcast_tensors(low, high)
     step = _RADIANS / neurons.rate.clamp(min=1e-30)
-    return [_grid(low, high, step), *_clamped(_kinks(neurons), low, high)], []
+    return [_grid(low, high, step), *_clamped(_kinks(neurons, step), low, high)], []
 
 
 def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
@@ -148,8 +156,14 @@ def _(base: Interval, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
 @edges_and_atoms.register
 def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
     # The neurons have the components in their last batch dimension.
-    edges, _ = edges_and_atoms(base.gaussians, neurons)
-    return [x.flatten(-2) for x in edges], []
+    low, high, step = _reach(base.gaussians, neurons)  # (*, K)
+    ends = low.amin(-1), high.amax(-1), step.amin(-1)
+    kinks = [x.flatten(-2) for x in _kinks(neurons, step)]
+    # One grid for all components, unless a grid for each of them has fewer panels.
+    together = ((ends[1] - ends[0]) / ends[2]).amax()
+    if together <= low.shape[-1] * ((high - low) / step).amax():
+        return [_grid(*ends), *kinks], []
+    return [_grid(low, high, step).flatten(-2), *kinks], []
 
 
 @edges_and_atoms.register

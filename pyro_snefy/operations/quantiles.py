@@ -4,10 +4,11 @@ All terms of a quadrature of a density are positive. A distribution function has
 tails as well, where a sum over pairs of neurons would cancel.
 """
 
-__all__ = ["Line", "cdf", "icdf", "line"]
+__all__ = ["Line", "cdf", "count_nodes", "icdf", "line"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from .panels import Neurons, edges_and_atoms, ends
 _NODES = 16  # of each panel
 # Numbers that are held at once for the neurons at the nodes.
 _CHUNK = 2**22
+# The logarithm of a mass that is negligible in float64, e^7 below eps: densities vary in a panel.
+_NO_MASS = -43.0
 # Digits of a quantile that are not looked for.
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
@@ -61,16 +64,16 @@ class Line:
         with torch.no_grad():
             edges, atoms = edges_and_atoms(base, neurons)
         self.diffuse = bool(edges)
-        points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
-        every = [*edges, points] if atoms else edges
+        self.points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
+        every = [*edges, self.points] if atoms else edges
         every = [x.expand(batch_shape + x.shape[-1:]) for x in every]
         self.edges = torch.cat(every, dim=-1).detach().sort(dim=-1).values  # (batch, E)
-        self.inside, self.atoms = self._panels(), self._atoms(points)
-        # Up to each edge: what is continuous, and the atoms at it and before it.
-        zero = torch.zeros_like(self.edges[..., :1])
-        self.smooth = torch.cat([zero, self.inside.cumsum(-1)], dim=-1)
-        self.upper = self.smooth + self.atoms.cumsum(-1)
-        self.lower = self.upper - self.atoms
+
+    @cached_property
+    def upper(self) -> Tensor:
+        r"""The mass up to each edge, its atom included, with shape :math:`(\text{batch}, E)`."""
+        smooth = torch.nn.functional.pad(self._panels().cumsum(-1), (1, 0))
+        return smooth + self.atoms.cumsum(-1)
 
     def _panels(self) -> Tensor:
         if not self.diffuse:
@@ -86,8 +89,10 @@ class Line:
         ]
         return torch.cat(pieces).movedim(0, -1)
 
-    def _atoms(self, points: Tensor) -> Tensor:
-        masses = torch.zeros_like(self.edges)
+    @cached_property
+    def atoms(self) -> Tensor:
+        r"""The mass of the atom at each edge, or zero, with shape :math:`(\text{batch}, E)`."""
+        masses, points = torch.zeros_like(self.edges), self.points
         if not len(points):
             return masses
         column = points.reshape((-1,) + (1,) * len(self.batch_shape))
@@ -157,14 +162,15 @@ class Line:
         Arguments:
             q: Probabilities, with shape :math:`(*, \text{batch})`.
         """
+        upper, lower = self.upper, self.upper - self.atoms
         with torch.no_grad():
-            target = q * self.upper[..., -1]  # one, but for rounding
-            place = self._search(self.upper, target, right=False)  # the first edge at or above
+            target = q * upper[..., -1]  # one, but for rounding
+            place = self._search(upper, target, right=False)  # the first edge at or above
             place = place.clamp(max=self.edges.shape[-1] - 1)
             high = self._gather(self.edges, place)
             before = (place - 1).clamp(min=0)
-            low, below = self._gather(self.edges, before), self._gather(self.upper, before)
-            at_atom = (target > self._gather(self.lower, place)) | (place == 0)
+            low, below = self._gather(self.edges, before), self._gather(upper, before)
+            at_atom = (target > self._gather(lower, place)) | (place == 0)
             if not self.diffuse:
                 return high
             low = torch.where(at_atom, high, low)
@@ -179,10 +185,26 @@ class Line:
             x: The values, with shape :math:`(*, \text{batch})`.
             q: The probabilities, of the same shape; only their gradients count.
         """
-        distribution = self.cdf(x.detach())
+        x = x.detach()
+        one_each = x.shape == self.batch_shape and not len(self.points)
+        distribution = self._mass_below(x) if one_each else self.cdf(x)
         change = (q - q.detach()) - (distribution - distribution.detach())
-        density = self.log_density(x.detach()).exp().detach()
-        return x.detach() + change / torch.where(density > 0, density, torch.inf)
+        density = self.log_density(x).exp().detach()
+        return x + change / torch.where(density > 0, density, torch.inf)
+
+    def _mass_below(self, x: Tensor) -> Tensor:
+        # The distribution function at one x (batch) of each law: no table of all panels, but the
+        # panels below x that have any mass, which two points in each of them tell.
+        with torch.no_grad():
+            low = self.edges[..., :-1].movedim(-1, 0)
+            length = (torch.minimum(self.edges[..., 1:].movedim(-1, 0), x) - low).clamp(min=0)
+            found = [self._chunked(self.log_density, low + h * length) for h in (0.27, 0.7)]
+            used = torch.maximum(*found) + length.log() > _NO_MASS
+            place = used.sort(dim=0, descending=True, stable=True).indices
+            place = place[: int(used.sum(0).max())]
+            low = low.gather(0, place)
+            high = low + (length * used).gather(0, place)
+        return self._chunked(self.integral, low, high).sum(0) + self._moved(x)
 
     def _chunked(self, function: Any, *rows: Tensor) -> Tensor:
         rank = len(self.batch_shape)
@@ -241,6 +263,20 @@ def line(network: Network, dim: int = 0) -> Line:
         neurons = _along(network, dim, whole)
     jumps = [*ends(law), *_steps(network, dim, neurons)]
     return Line(log_density, law, neurons, network.batch_shape, network.width, jumps)
+
+
+@torch.no_grad()
+def count_nodes(network: Network, dim: int = 0) -> int:
+    r"""The number of points at which :func:`line` evaluates the density of each member.
+
+    Arguments:
+        network: The network.
+        dim: The coordinate.
+    """
+    whole = network.base.event_shape.numel() == 1
+    base = network.base if whole else network.base.marginal([dim])
+    edges, atoms = edges_and_atoms(base, _along(network, dim, whole))
+    return _NODES * sum(x.shape[-1] for x in edges) + sum(x.shape[-1] for x in atoms)
 
 
 def _steps(network: Network, dim: int, neurons: Neurons) -> list[Tensor]:

@@ -1,29 +1,28 @@
-r"""Exact draws, by whatever is fastest."""
+r"""Exact draws: by rejection, or one coordinate at a time where that costs less."""
 
 __all__ = ["acceptance_rate", "sample"]
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Size, Tensor
 
+from ..kernels import Kernel
 from ..network import Network
-from .samplers import Sampler, sampler
-from .sequential import sample_sequentially
+from .samplers import Sampler, find_sampler
+from .sequential import price, sample_sequentially
 
-# Below the first rate one coordinate at a time is faster; below the second nobody would wait.
-_SLOW = 1e-3
+# A thousand proposals take about a millisecond: no other way is looked for above this rate.
+_GOOD = 1e-3
+# Below this rate a draw by rejection takes minutes: an error, if there is no other way.
 _HOPELESS = 1e-5
 
 
-def prepare(network: Network) -> tuple[Network, Sampler | None]:
-    r"""The networks of a batch in one dimension, in float64, and their sampler if there is one.
-
-    Arguments:
-        network: The network.
-    """
+def prepare(network: Network, draws: float = math.inf) -> tuple[Network, Sampler | None]:
+    """The networks of a batch in one dimension, in float64, and their sampler if there is one."""
     flat = network.to(torch.float64).real().flatten()
-    engine = sampler(flat.latent())
+    engine = find_sampler(flat.latent(), draws)
     if engine is not None:
         engine.compare_in(network.weight.dtype)
     return flat, engine
@@ -31,7 +30,7 @@ def prepare(network: Network) -> tuple[Network, Sampler | None]:
 
 @torch.no_grad()
 def acceptance_rate(network: Network) -> Tensor:
-    r"""The expected share of accepted proposals.
+    r"""The expected share of accepted proposals, under the best envelope.
 
     Arguments:
         network: The network.
@@ -45,29 +44,31 @@ def acceptance_rate(network: Network) -> Tensor:
 
 @torch.no_grad()
 def sample(
-    network: Network, sample_shape: Size, check: Callable[[Tensor], object] | None = None
+    network: Network,
+    sample_shape: Size,
+    check: Callable[[Tensor, Network, Kernel], object] | None = None,
 ) -> Tensor:
     r"""Draws events.
 
     Arguments:
         network: The network.
         sample_shape: The shape of the sample.
-        check: A function that raises an error if a :math:`\log Z` that it is given is not finite.
+        check: A function of :math:`\log Z`, the network and its kernel, in float64 and with one
+            batch dimension. It raises an error if :math:`Z` is not positive and finite.
     """
-    flat, engine = prepare(network)
-    if check is not None:
-        check(flat.log_normalizer() if engine is None else engine.log_normalizer)
     count, members = sample_shape.numel(), network.batch_shape.numel()
-    every = torch.arange(members, device=network.weight.device)
-    if engine is None:
-        rates = torch.zeros_like(every, dtype=torch.float64)
-    else:
-        rates = engine.acceptance.expand(members)
-    slow = ~(rates >= _SLOW)
+    flat, engine = prepare(network, max(1, count))
+    if check is not None:
+        kernel = engine.kernel if engine is not None and engine.kernel else flat.kernel()
+        check(engine.log_normalizer if engine else flat.log_normalizer(kernel), flat, kernel)
     event = network.base.event_shape
     latent = flat.weight.new_empty((count, members, *event))
+    every = torch.arange(members, device=network.weight.device)
+    rates = torch.zeros_like(every) if engine is None else engine.acceptance.expand(members)
+    slow = ~(rates >= _GOOD)
     if count and bool(slow.any()):
         try:
+            slow = ~(rates * price(flat.latent()) >= 1) & slow
             some = flat.latent().members(every[slow])
             latent[:, slow] = sample_sequentially(some, Size((count,)))
         except NotImplementedError as error:

@@ -1,6 +1,6 @@
 r"""Laws of single neurons, :math:`\propto \sigma(w \cdot t(x) + b)^2 \mu(dx)`."""
 
-__all__ = ["NeuronLaw", "find_neuron_law", "register_neuron_law"]
+__all__ = ["NeuronLaw", "find_neuron_law", "of_members", "of_neurons", "register_neuron_law"]
 
 import math
 from typing import Any
@@ -8,12 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..activations import FourierActivation, GaussianActivation, LeakyReLU, ReLU, Step
+from ..activations import Cos, FourierActivation, GaussianActivation, LeakyReLU, ReLU, Sin, Step
 from ..bases import FourierBase, Gaussian, Geometric, Poisson, UniformSphere
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
 from ..numerics.linalg import rows_matmul
 from ..numerics.rejection import rejection_by_row
+
+
+def of_members(x: Tensor, member: Tensor, rank: int) -> Tensor:
+    r"""The rows (N, *) of some members in x (B, *), or x where all share (*) or (1, *)."""
+    if x.dim() == rank:
+        return x
+    return x[0] if len(x) == 1 else x[member]
+
+
+def of_neurons(x: Tensor, member: Tensor, neuron: Tensor, rank: int = 0) -> Tensor:
+    r"""The rows (N, *) of some neurons of some members in x (n, *), (1, n, *) or (B, n, *)."""
+    if x.dim() == rank + 1:
+        return x[neuron]
+    return x[0, neuron] if len(x) == 1 else x[member, neuron]
 
 
 class NeuronLaw:
@@ -41,26 +55,11 @@ class NeuronLaw:
         """
         raise NotImplementedError
 
-    def _row(self, member: Tensor, neuron: Tensor) -> tuple[Any, Tensor, Tensor]:
-        # Base, weight and bias of each row.
+    def _rows(self, member: Tensor, neuron: Tensor) -> tuple[Any, Tensor, Tensor]:
+        # The base, the weight (N, D) and the bias (N,) of each row.
         network = self.network
-        weight, bias = network.weight, network.bias
-        base = network.base.members(member)
-        return base, pick(weight, member, neuron, 1), pick(bias, member, neuron)
-
-
-def pick(x: Tensor, member: Tensor, neuron: Tensor, rank: int = 0) -> Tensor:
-    r"""The entries of some neurons of some members of a batch.
-
-    Arguments:
-        x: A tensor with shape :math:`(n, *)`, :math:`(1, n, *)` or :math:`(B, n, *)`.
-        member: The members, with shape :math:`(N,)`.
-        neuron: The neurons, with shape :math:`(N,)`.
-        rank: The number of dimensions in :math:`*`.
-    """
-    if x.dim() == rank + 1:
-        return x[neuron]
-    return x[0, neuron] if len(x) == 1 else x[member, neuron]
+        weight = of_neurons(network.weight, member, neuron, rank=1)
+        return network.base.members(member), weight, of_neurons(network.bias, member, neuron)
 
 
 _LAWS: Dispatcher[type[NeuronLaw]] = Dispatcher()
@@ -72,16 +71,19 @@ find_neuron_law = _LAWS.find
 class BoundedLaw(NeuronLaw):
     r"""Neurons that grow at most linearly, by rejection from quadratic tilts of the base.
 
-    From :math:`|\sigma| \leq \alpha + \beta |v|`, where :math:`v = w \cdot \tilde{t}` has the
-    standard deviation :math:`r`, follows :math:`\sigma^2 \leq (\alpha + \beta r)
-    (\alpha + \beta v^2 / r)`.
+    .. math:: |\sigma| \leq \alpha + \beta |v| \implies
+        \sigma^2 \leq (\alpha + \beta r) (\alpha + \beta v^2 / r)
+
+    Here :math:`v = w \cdot \tilde{t}(x)` has the standard deviation :math:`r` under the base. The
+    implication is the inequality of Cauchy and Schwarz.
     """
 
     def _envelope(self, centre: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-        # The coefficients of 1 and v^2, by the bound that is best for each row.
-        activation: Any = self.network.activation
-        (constant, slope), *others = activation.bounds(centre)
-        slope = torch.full_like(constant, slope)
+        # The coefficients of 1 and v^2, from the bound of σ with the least envelope, row by row.
+        activation = self.network.activation
+        assert isinstance(activation, FourierActivation)
+        (constant, first), *others = activation.bounds(centre)
+        slope = torch.full_like(constant, first)
         for other, steep in others:
             less = other + steep * spread < constant + slope * spread
             constant, slope = torch.where(less, other, constant), torch.where(less, steep, slope)
@@ -89,8 +91,8 @@ class BoundedLaw(NeuronLaw):
         return total * constant, total * slope / torch.where(spread > 0, spread, torch.inf)
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        activation: Any = self.network.activation
-        base, weight, bias = self._row(member, neuron)
+        activation = self.network.activation
+        base, weight, bias = self._rows(member, neuron)
         mean = base.mean(weight)
         centre = bias + (weight * mean).sum(-1)
         spread = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1).sqrt()
@@ -99,21 +101,20 @@ class BoundedLaw(NeuronLaw):
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
             own, w, k0, k2 = base.members(rows), weight[rows], c0[rows], c2[rows]
             x = own.sample_quadratic(w, k0, torch.zeros_like(k0), k2)
-            v = (w * (own.statistic(x) - (mean[rows] if mean.dim() > 1 else mean))).sum(-1)
+            v = (w * (own.statistic(x) - of_members(mean, rows, 1))).sum(-1)
             bound = k0 + k2 * v.square()
-            accepted = torch.rand_like(v) * bound <= activation(centre[rows] + v).square()
-            return x, accepted
+            return x, torch.rand_like(v) * bound <= activation(centre[rows] + v).square()
 
         return rejection_by_row(propose, weight, rate=0.05)
 
 
 @register_neuron_law(FourierActivation, Gaussian)
 class BoundedGaussianLaw(BoundedLaw):
-    r"""The same on a Gaussian base, where proposals are for one coordinate, along the weight."""
+    r"""Neurons on a Gaussian base: rejection in one coordinate, along the weight."""
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        activation: Any = self.network.activation
-        base, weight, bias = self._row(member, neuron)
+        activation = self.network.activation
+        base, weight, bias = self._rows(member, neuron)
         centre = bias + (weight * base.mean(weight)).sum(-1)
         scale = base.whiten(weight.unsqueeze(-2)).squeeze(-2).norm(dim=-1)
         c0, c2 = self._envelope(centre, scale)
@@ -123,7 +124,7 @@ class BoundedGaussianLaw(BoundedLaw):
             k0, k2 = c0[rows], c2[rows]
             u = torch.randn_like(k0)
             (bent,) = (torch.rand_like(u) * (k0 + k2) > k0).nonzero(as_tuple=True)
-            # The law of u^2 times the normal one: a sign, and three degrees of freedom.
+            # Under the law ∝ u² N(u; 0, 1), u² is chi-squared with three degrees of freedom.
             more = torch.randn((2, len(bent)), dtype=u.dtype, device=u.device).square().sum(0)
             u[bent] = (u[bent].square() + more).sqrt().copysign(u[bent])
             bound = k0 + k2 * u.square()
@@ -133,59 +134,55 @@ class BoundedGaussianLaw(BoundedLaw):
         return base.sample_along(weight, rejection_by_row(propose, weight, rate=0.05))
 
 
-@register_neuron_law(FourierActivation, Poisson)
-@register_neuron_law(FourierActivation, Geometric)
-class CountLaw(NeuronLaw):
-    r"""Neurons on counts, by the probabilities of all counts that have any.
+@register_neuron_law(Cos, Poisson)
+@register_neuron_law(Cos, Geometric)
+@register_neuron_law(Sin, Poisson)
+@register_neuron_law(Sin, Geometric)
+class CountLaw(BoundedLaw):
+    r"""Waves on counts, whose squares have the period :math:`\pi` in the weight.
 
-    Waves of a frequency near :math:`\pi` may be small at every integer, which no bound knows.
+    A wave with a weight near :math:`\pi` is almost constant on the integers. The bounds of
+    :class:`BoundedLaw` see this after the weight is reduced to :math:`|w| \leq \pi / 2`.
     """
 
-    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        base, weight, bias = self._row(member, neuron)
-        counts = torch.arange(base.most_counts(), dtype=weight.dtype, device=weight.device)
-        own = base.map_batches(lambda x, rank: x.unsqueeze(-1))
-        neurons = self.network.activation(weight * counts + bias.unsqueeze(-1))
-        totals = (own.log_density(counts).exp() * neurons.square()).cumsum(-1)  # (N, X)
-        uniform = torch.rand_like(weight) * totals[:, -1:]
-        return counts[torch.searchsorted(totals, uniform, right=True).squeeze(-1)]
+    def _rows(self, member: Tensor, neuron: Tensor) -> tuple[Any, Tensor, Tensor]:
+        base, weight, bias = super()._rows(member, neuron)
+        return base, weight - math.pi * (weight / math.pi).round(), bias
 
 
 @register_neuron_law(GaussianActivation, Gaussian)
 class ConcaveLaw(NeuronLaw):
     r"""Neurons that are logarithmically concave on either side of zero, on a Gaussian base.
 
-    Along the weight the law is one-dimensional, across it normal. A logarithmically concave
-    function with maximum :math:`f^*` at :math:`u^*` and integral at most :math:`I` is bounded by
+    Across the weight the law is normal. Along the weight, in standard deviations :math:`u`, it is
+    logarithmically concave on either side. Such a function :math:`f` with maximum :math:`f^*` at
+    :math:`u^*` and integral at most :math:`I` has the envelope of Devroye (1986, Non-Uniform
+    Random Variate Generation, section VII.2):
 
-    .. math:: f(u) \leq f^* \min\left(1, e^{1 - |u - u^*| f^* / I}\right).
+    .. math:: f(u) \leq f^* \min\left(1, e^{1 - |u - u^*| f^* / I}\right)
     """
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        activation: Any = self.network.activation
-        base, weight, bias = self._row(member, neuron)
-        log_norm = pick(self.log_norm, member, neuron)
+        activation = self.network.activation
+        assert isinstance(activation, GaussianActivation)
+        base, weight, bias = self._rows(member, neuron)
+        log_norm = of_neurons(self.log_norm, member, neuron)
         mean = bias + (weight * base.mean(weight)).sum(-1)
         scale = base.whiten(weight.unsqueeze(-2)).squeeze(-2).norm(dim=-1)
-        flat = scale == 0  # a constant neuron: nothing to tilt
-        safe = torch.where(flat, 1.0, scale)
+        constant = scale == 0  # the law is the base
+        safe = torch.where(constant, 1.0, scale)
         lower, upper = activation.modes(mean, safe)
 
         def log_target(z: Tensor, u: Tensor) -> Tensor:
             return 2 * activation(z).abs().log() - u.square() / 2 - math.log(2 * math.pi) / 2
 
         tiny = torch.finfo(mean.dtype).tiny  # zero belongs to neither side
-        sides = (
-            [upper.clamp(min=tiny)]
-            if lower is None
-            else [
-                upper.clamp(min=tiny),
-                lower.clamp(max=-tiny),
-            ]
-        )
+        sides = [upper.clamp(min=tiny)]
+        if lower is not None:
+            sides.append(lower.clamp(max=-tiny))
         modes = torch.stack([(side - mean) / safe for side in sides])  # (1 or 2, N)
         peaks = torch.stack([log_target(z, u) for z, u in zip(sides, modes, strict=True)])
-        rates = (peaks - log_norm).exp()
+        rates = (peaks - log_norm).exp()  # f* / I
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
             side = torch.randint(len(sides), rows.shape, device=rows.device)
@@ -193,18 +190,17 @@ class ConcaveLaw(NeuronLaw):
             mode, peak, rate = modes[side, rows], peaks[side, rows], rates[side, rows]
             far = torch.rand_like(mode) < 0.5
             uniform = torch.rand_like(mode)
-            distance = torch.where(far, 1 - uniform.log(), uniform)  # times the rate
+            distance = torch.where(far, 1 - uniform.log(), uniform)  # |u - u*| f* / I
             step = torch.where(torch.rand_like(mode) < 0.5, distance, -distance) / rate
             u = mode + step
             z = mean[rows] + safe[rows] * u
             inside = sign * z > 0
             log_bound = peak + (1 - distance).clamp(max=0)
-            ratio = log_target(z, u) - log_bound
-            accepted = inside & (torch.rand_like(u).log() <= ratio)
-            return u, accepted | flat[rows]
+            accepted = inside & (torch.rand_like(u).log() <= log_target(z, u) - log_bound)
+            return u, accepted | constant[rows]
 
         u = rejection_by_row(propose, weight, rate=0.1)
-        return base.sample_along(weight, torch.where(flat, torch.randn_like(u), u))
+        return base.sample_along(weight, torch.where(constant, torch.randn_like(u), u))
 
 
 @register_neuron_law(Step, UniformSphere)
@@ -214,9 +210,10 @@ class PowerLaw(NeuronLaw):
     r"""Homogeneous neurons without bias on the sphere: powers of :math:`w \cdot x`."""
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        activation: Any = self.network.activation
-        base, weight, _ = self._row(member, neuron)
-        # Either side of the equator has a share in proportion to its square.
+        activation = self.network.activation
+        assert activation.degree is not None
+        base, weight, _ = self._rows(member, neuron)
+        # σ(±1)² are the shares of the half-spheres.
         lower, upper = activation(weight.new_tensor([-1.0, 1.0])).square()
         below = torch.rand_like(weight[:, 0]) * (lower + upper) < lower
         return base.sample_power(weight, 2 * activation.degree, torch.where(below, -1.0, 1.0))

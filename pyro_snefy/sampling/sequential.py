@@ -1,6 +1,6 @@
 r"""One coordinate at a time: exact draws without rejection, and pathwise gradients."""
 
-__all__ = ["is_reparameterizable", "pathwise", "sample_sequentially"]
+__all__ = ["is_reparameterizable", "pathwise", "price", "sample_sequentially"]
 
 from typing import Any
 
@@ -8,18 +8,27 @@ import torch
 from torch import Size, Tensor
 from torch.autograd import Function
 
-from ..activations import ReLU, Step
+from ..activations import GaussianActivation, ReLU, Step
 from ..bases import Gaussian, GaussianMixture, UniformBox
 from ..network import Network
 from ..operations.marginals import marginal
-from ..operations.quantiles import line
+from ..operations.quantiles import count_nodes, line
+
+# A proposal takes 0.5 to 7 µs, and so does a node of a quadrature, 0.3 to 2 µs. A node whose kernel
+# is a bivariate expectation for each pair of neurons takes 0.2 to 2 µs a pair, 0.15 proposals.
+# Process times on one thread, for Cos, Snake, Exp, Erf, ReLU, LeakyReLU and GELU on Gaussians, with
+# 10 and 30 neurons, in one to three dimensions. price() was within a factor of 15 of all of them.
+_PAIR = 0.15
 
 
 def is_reparameterizable(network: Network) -> bool:
     """Whether conditional distribution functions give pathwise gradients.
 
-    Rectified neurons may all be zero somewhere between others that are not. A draw crosses such a
-    hole in one jump, which no derivative sees.
+    The density of rectified neurons may vanish between two places where it does not. A draw jumps
+    from one place to the other as parameters change, and a derivative does not see the jump.
+
+    Arguments:
+        network: The network.
     """
     if isinstance(network.activation, ReLU | Step):
         return False
@@ -27,10 +36,18 @@ def is_reparameterizable(network: Network) -> bool:
 
 
 def _next(network: Network, prefix: Tensor) -> Network:
-    # The law of the coordinate after a prefix; it is the first one of the network returned.
+    # The network whose first coordinate has the law of the coordinate after the prefix.
     k = prefix.shape[-1]
     some, _ = marginal(network, range(k + 1))
     return some.condition(range(k), prefix) if k else some
+
+
+def price(network: Network) -> float:
+    """The cost of a draw of :func:`sample_sequentially`, in proposals of a rejection sampler."""
+    coordinates, node = network.base.event_shape.numel(), 1.0
+    if coordinates > 1 and isinstance(network.activation, GaussianActivation):
+        node = max(1.0, _PAIR * network.width**2)
+    return count_nodes(network) * coordinates * node
 
 
 def sample_sequentially(network: Network, sample_shape: Size) -> Tensor:
@@ -64,10 +81,11 @@ def _reparameterized(network: Network, x: Tensor) -> Tensor:
     with torch.no_grad():
         fixed = network.to_latent(x.double())
     if not network.base.event_shape:
-        return network.from_latent(line(latent.expand(x.shape)).attach(fixed, fixed))
+        return network.from_latent(line(latent).attach(fixed, fixed))
     moving = fixed[..., :0]
-    for value in fixed.unbind(-1):
-        law = _next(latent, moving).expand(value.shape)
+    for k, value in enumerate(fixed.unbind(-1)):
+        # All draws share the law of the first coordinate.
+        law = _next(latent, moving).expand(value.shape if k else latent.batch_shape)
         moving = torch.cat([moving, line(law).attach(value, value).unsqueeze(-1)], dim=-1)
     return network.from_latent(moving)
 
@@ -80,7 +98,7 @@ class _Pathwise(Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         x, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         with torch.enable_grad():
@@ -101,7 +119,8 @@ def pathwise(network: Network, x: Tensor) -> Tensor:
     .. math:: \frac{\partial x_k}{\partial \theta} = -\frac{1}{p(x_k | x_{<k})}
         \frac{\partial F(x_k | x_{<k})}{\partial \theta}
 
-    They are computed in the backward pass alone: draws without one cost nothing more.
+    The quadrature of :math:`F` is part of the backward pass: the forward pass only copies
+    :math:`x`.
 
     Arguments:
         network: The network.
