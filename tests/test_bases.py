@@ -7,6 +7,7 @@ from torch import Size, Tensor
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, bases
+from pyro_snefy.activations import Activation, Cos, Exp, Identity, ReLU, Snake
 from pyro_snefy.bases import (
     Base,
     FourierBase,
@@ -318,3 +319,20 @@ def test_von_mises_fisher(d: int, kappa: float) -> None:
     share = (angle - theta[place - 1]) / (theta[place] - theta[place - 1])
     uniform = cdf[place - 1] + share * (cdf[place] - cdf[place - 1])
     assert stats.kstest(uniform.numpy(), "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(), Identity(), Exp(0.3), ReLU()], ids=str)
+def test_one_number_for_all_coordinates(activation: Activation) -> None:
+    """A tensor of length one is broadcast to the coordinates of an event, as by torch."""
+    torch.manual_seed(0)
+    parameters = [torch.randn(shape, dtype=F64) for shape in ((3, 2), (3,), (2, 3))]
+    x, loc, scale = torch.randn(4, 2, dtype=F64), torch.zeros(2, dtype=F64), torch.full((1,), 2.0)
+    short = bases.Gaussian(loc, scale.double())
+    long = bases.Gaussian(loc, scale.double().expand(2))
+    found, expected = (
+        SNEFY(*parameters, activation=activation, base=base) for base in (short, long)
+    )
+    assert_close(found.log_prob(x), expected.log_prob(x))
+    assert_close(found.mean, expected.mean)
+    assert_close(found.covariance_matrix, expected.covariance_matrix)
+    assert found.sample((5,)).shape == (5, 2)

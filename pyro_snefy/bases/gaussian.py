@@ -102,7 +102,13 @@ class Gaussian(FourierBase, LaplaceBase):
         return log_density.sum(-1) if self.event_dim else log_density
 
     def mean(self, like: Tensor) -> Tensor:
-        return self.loc if self.event_dim else self.loc.unsqueeze(-1)
+        return self._vector(self.loc)
+
+    def _vector(self, x: Tensor) -> Tensor:
+        # With shape (*, D), where one number may stand for all coordinates.
+        x = x if self.event_dim else x.unsqueeze(-1)
+        d = self.num_statistics
+        return x if x.shape[-1] == d else x.expand((*x.shape[:-1], d))
 
     @property
     def factor(self) -> Tensor:
@@ -252,7 +258,7 @@ class Gaussian(FourierBase, LaplaceBase):
 
     def _vector_scale(self) -> Tensor:
         assert self.scale is not None
-        return self.scale if self.event_dim else self.scale.unsqueeze(-1)
+        return self._vector(self.scale)
 
 
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
