@@ -89,7 +89,7 @@ class Marginal(TorchDistribution):
         return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
 
     @property
-    def has_rsample(self) -> bool:  # type: ignore[override]
+    def has_rsample(self) -> bool:
         """Whether there are pathwise gradients."""
         return self.joint.has_rsample and not self._detached
 

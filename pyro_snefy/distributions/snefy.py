@@ -263,7 +263,7 @@ class SNEFY(TorchDistribution):
         return log_prob if log_prob.shape == shape else log_prob.expand(shape)
 
     @property
-    def has_rsample(self) -> bool:  # type: ignore[override]
+    def has_rsample(self) -> bool:
         """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes.
 
         There are none of ``ReLU`` and ``Step``, whose densities may vanish between two places
