@@ -10,7 +10,7 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from torch import Tensor
+from torch import Size, Tensor
 
 from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import (
@@ -26,6 +26,7 @@ from pyro_snefy.activations import (
 )
 from pyro_snefy.bases import Base
 from pyro_snefy.kernels import closed_form
+from pyro_snefy.operations.quantiles import line
 from tests.cases import BASES, KINDS, LOC, LOGITS, SCALE, TRIL, Case, _t
 from tests.densities import grid, legendre
 
@@ -184,6 +185,47 @@ def test_marginals() -> None:
     every = law.joint.rsample((5,))
     assert torch.equal(some, every[:, [2, 0]])
     assert some.requires_grad
+
+
+def test_detached() -> None:
+    """Pyro's `has_rsample_` detaches draws, those of expanded laws too, and attaches them again."""
+    joint = SNEFY(_randn(3, 2).requires_grad_(), _randn(3), _randn(1, 3), activation=Snake())
+    for law in (joint, joint.marginal([1])):
+        assert law.has_rsample
+        assert law.has_rsample_(False) is law
+        assert not law.has_rsample
+        assert not law.expand((4,)).has_rsample
+        with pyro.plate("rows", 4):
+            assert not pyro.sample("x", law).requires_grad
+        assert law.has_rsample_(True).has_rsample
+        with pyro.plate("rows", 4):
+            assert pyro.sample("x", law).requires_grad
+
+
+@pytest.mark.parametrize("activation", [ReLU(), Step()], ids=str)
+def test_no_gradients_to_attach(activation: Activation) -> None:
+    law = SNEFY(_randn(3, 3), _randn(3), _randn(1, 3), activation=activation)
+    for some in (law, law.marginal([1])):
+        with pytest.raises(NotImplementedError, match="no pathwise gradients"):
+            some.has_rsample_(True)
+        assert not some.has_rsample_(False).has_rsample
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(), LeakyReLU(0.2), Erf()], ids=str)
+def test_panels_with_mass(activation: Activation) -> None:
+    """Panels with mass below x give the same distribution function and gradients as all panels."""
+    weight = _randn(4, 3).requires_grad_()
+    base = bases.GaussianMixture(_randn(3), 2 * _randn(3, 3), 0.3 + _randn(3, 3).abs())
+    law = SNEFY(weight, _randn(4), _randn(2, 4), activation=activation, base=base)
+    x = law.sample((2,))
+    for k in range(2):  # the second coordinate has a law for each value of the first
+        network = law._network.condition([0], x[:, :1]) if k else law._network
+        found = line(network.expand(Size((2,))))
+        some, every = found._mass_below(x[:, k]), found.cdf(x[:, k])
+        torch.testing.assert_close(some, every, rtol=1e-11, atol=1e-14)
+        (first,) = torch.autograd.grad(some.sum(), weight, retain_graph=True)
+        (second,) = torch.autograd.grad(every.sum(), weight)
+        torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-12)
 
 
 def test_values_are_draws() -> None:

@@ -68,9 +68,10 @@ def sample(
     slow = ~(rates >= _GOOD)
     if count and bool(slow.any()):
         try:
-            slow = ~(rates * price(flat.latent()) >= 1) & slow
-            some = flat.latent().members(every[slow])
-            latent[:, slow] = sample_sequentially(some, Size((count,)))
+            slow = slow & ~(rates * price(flat.latent()) >= 1)
+            if bool(slow.any()):
+                some = flat.latent().members(every[slow])
+                latent[:, slow] = sample_sequentially(some, Size((count,)))
         except NotImplementedError as error:
             least = float(rates.min())
             if engine is None or not least >= _HOPELESS:

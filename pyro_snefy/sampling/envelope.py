@@ -19,7 +19,7 @@ _TINY = 1e-300
 
 
 def log_majorizer(form: Form, log_norm: Tensor, log_demand: Tensor | None = None) -> Tensor:
-    r"""The logarithms of a diagonal :math:`D \succeq M` with small :math:`\sum_i D_i K_{ii}`.
+    r"""Finds :math:`\log D`, (B, n), for :math:`D \succeq M` with small :math:`\sum_i D_i K_{ii}`.
 
     For any positive :math:`s`, Gershgorin's theorem for :math:`s M s` gives
     :math:`D_i = \sum_j |M_{ij}| s_j / s_i`. With :math:`s = \sqrt{K}` it is the best of these
@@ -39,9 +39,6 @@ def log_majorizer(form: Form, log_norm: Tensor, log_demand: Tensor | None = None
         log_demand: The logarithms of the draws asked for over :math:`Z`, with shape :math:`(B,)`.
             Gershgorin's bound is returned where it takes fewer proposals than the ascent is
             worth. None stands for any number of draws.
-
-    Returns:
-        :math:`\log D`, with shape :math:`(B, n)`.
     """
     gram = form.gram()
     largest = log_norm.amax(-1, keepdim=True)

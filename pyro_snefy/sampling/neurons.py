@@ -44,14 +44,11 @@ class NeuronLaw:
         self.log_norm = log_norm
 
     def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
-        r"""Draws an event of a neuron for each row.
+        r"""Draws an event of a neuron for each row, with shape :math:`(N, \text{event})`.
 
         Arguments:
             member: The members of the batch, with shape :math:`(N,)`.
             neuron: The neurons, with shape :math:`(N,)`.
-
-        Returns:
-            Events, with shape :math:`(N, \text{event})`.
         """
         raise NotImplementedError
 
@@ -191,12 +188,10 @@ class ConcaveLaw(NeuronLaw):
             far = torch.rand_like(mode) < 0.5
             uniform = torch.rand_like(mode)
             distance = torch.where(far, 1 - uniform.log(), uniform)  # |u - u*| f* / I
-            step = torch.where(torch.rand_like(mode) < 0.5, distance, -distance) / rate
-            u = mode + step
+            u = mode + torch.where(torch.rand_like(mode) < 0.5, distance, -distance) / rate
             z = mean[rows] + safe[rows] * u
-            inside = sign * z > 0
-            log_bound = peak + (1 - distance).clamp(max=0)
-            accepted = inside & (torch.rand_like(u).log() <= log_target(z, u) - log_bound)
+            log_ratio = log_target(z, u) - peak - (1 - distance).clamp(max=0)
+            accepted = (sign * z > 0) & (torch.rand_like(u).log() <= log_ratio)
             return u, accepted | constant[rows]
 
         u = rejection_by_row(propose, weight, rate=0.1)

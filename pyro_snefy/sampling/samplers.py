@@ -47,13 +47,10 @@ class Sampler:
         """Compares densities with envelopes in a dtype. Draws stay in float64."""
 
     def draw(self, member: Tensor) -> Tensor:
-        r"""Draws an event for each row.
+        r"""Draws an event of a member for each row, with shape :math:`(N, \text{event})`.
 
         Arguments:
             member: The members of the batch, with shape :math:`(N,)`.
-
-        Returns:
-            Events, with shape :math:`(N, \text{event})`.
         """
         raise NotImplementedError
 
@@ -103,13 +100,10 @@ class RejectionSampler(Sampler):
         network: The network.
         log_normalizer: The logarithm of :math:`Z`, with shape :math:`(B,)` or :math:`(1,)`.
         log_envelope: The logarithm of the integral of the envelope, of the same shape.
-        matrix: The matrix of the form, with or without one batch dimension.
     """
 
-    def __init__(
-        self, network: Network, log_normalizer: Tensor, log_envelope: Tensor, matrix: Tensor
-    ) -> None:
-        self.network, self.matrix = network, matrix
+    def __init__(self, network: Network, log_normalizer: Tensor, log_envelope: Tensor) -> None:
+        self.network, self.matrix = network, network.form.matrix
         acceptance = (log_normalizer - log_envelope).exp().clamp(max=1.0)
         # A member without mass has neither draws nor an envelope.
         super().__init__(acceptance.nan_to_num(nan=0.0), log_normalizer)
@@ -138,9 +132,7 @@ class RejectionSampler(Sampler):
         own = sum(x[0].numel() for x in (network.weight, self.matrix) if x.dim() > 2)
         most = min(_CHUNK // network.width, _OWN // (own + network.weight.shape[-1]))
         x = rejection(propose, group, self.acceptance[group], max(1, most))
-        out = torch.empty_like(x)
-        out[place] = x
-        return out
+        return x[place.argsort()]
 
 
 @_SAMPLERS.register(Base, Activation)
@@ -171,8 +163,7 @@ class NeuronSampler(RejectionSampler):
         self.cumulative = _cumulate(log_weights)
         self.law = law(network, log_norm)
         self.compared = network
-        log_envelope = log_weights.logsumexp(-1)
-        super().__init__(network, log_normalizer, log_envelope, network.form.matrix)
+        super().__init__(network, log_normalizer, log_weights.logsumexp(-1))
 
     def propose(self, member: Tensor) -> Tensor:
         return self.law.draw(member, _choose(self.cumulative, member))
@@ -234,7 +225,8 @@ class PairSampler(RejectionSampler):
         total = (rows_matmul(self.scale, pairs) * self.scale).sum(-1)
         log_size = 2 * largest.squeeze(-1)
         log_normalizer = total.clamp(min=0).log() + log_size
-        super().__init__(network, log_normalizer, row_sums.sum(-1).log() + log_size, gram)
+        super().__init__(network, log_normalizer, row_sums.sum(-1).log() + log_size)
+        self.matrix = gram
 
     def propose(self, member: Tensor) -> Tensor:
         base: Any = self.network.base.members(member)
@@ -265,9 +257,8 @@ class FiniteSampler(Sampler):
         base = network.base
         assert isinstance(base, Discrete)
         self.points = base.points
-        points = base.points.unsqueeze(1)  # (K, 1, event)
         # log_square and masses, not log_density, which adds the masses of equal points.
-        log_weights = network.log_square(points).mT + base.masses.log()
+        log_weights = network.log_square(base.points.unsqueeze(1)).mT + base.masses.log()  # (B, K)
         self.cumulative = _cumulate(log_weights)
         log_normalizer = log_weights.logsumexp(-1)
         super().__init__(torch.ones_like(log_normalizer), log_normalizer)

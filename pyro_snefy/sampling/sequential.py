@@ -26,9 +26,6 @@ def is_reparameterizable(network: Network) -> bool:
 
     The density of rectified neurons may vanish between two places where it does not. A draw jumps
     from one place to the other as parameters change, and a derivative does not see the jump.
-
-    Arguments:
-        network: The network.
     """
     if isinstance(network.activation, ReLU | Step):
         return False
@@ -54,25 +51,22 @@ def sample_sequentially(network: Network, sample_shape: Size) -> Tensor:
     r"""Draws by inversion of conditional distribution functions, coordinate by coordinate.
 
     Arguments:
-        network: A network in float64 whose statistic is its event.
+        network: A network in float64.
         sample_shape: The shape of the sample.
-
-    Returns:
-        Events, with shape :math:`(\text{sample}, \text{batch}, \text{event})`.
     """
-    shape = sample_shape + network.batch_shape
+    latent, shape = network.latent(), sample_shape + network.batch_shape
 
     def uniform() -> Tensor:
         return torch.rand(shape, dtype=network.weight.dtype, device=network.weight.device)
 
     if not network.base.event_shape:
-        return line(network).icdf(uniform())
+        return network.from_latent(line(latent).icdf(uniform()))
     x = network.weight.new_empty((*shape, 0))
     for k in range(network.base.event_shape[0]):
-        law = _next(network, x)
+        law = _next(latent, x)
         value = line(law.expand(shape) if k else law).icdf(uniform())
         x = torch.cat([x, value.unsqueeze(-1)], dim=-1)
-    return x
+    return network.from_latent(x)
 
 
 def _reparameterized(network: Network, x: Tensor) -> Tensor:
@@ -107,7 +101,7 @@ class _Pathwise(Function):
                 for tensor, need in zip(tensors, needed, strict=True)
             ]
             moved = _reparameterized(ctx.network.with_tensors(copies), x)
-            inputs = [copy for copy, need in zip(copies, needed, strict=True) if need]
+            inputs = [copy for copy in copies if copy.requires_grad]
             gradient = gradients[0].to(moved.dtype)
             found = iter(torch.autograd.grad(moved, inputs, gradient, allow_unused=True))
         return None, None, *(next(found) if need else None for need in needed)

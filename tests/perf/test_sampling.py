@@ -1,6 +1,7 @@
 """Time of exact draws, in ratios to something else of the same run, on one thread."""
 
 import math
+import time
 
 import pyro
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_snefy import SNEFY, conditional_snefy
-from pyro_snefy.activations import Cos, Exp, Snake
+from pyro_snefy.activations import Cos, Exp, LeakyReLU, Snake
 from pyro_snefy.bases import Gaussian, GaussianMixture
 from tests.perf.timing import medians
 
@@ -90,14 +91,31 @@ def test_against_a_gaussian_envelope() -> None:
     assert ratio >= 25
 
 
-def test_single_draw() -> None:
+@pytest.mark.parametrize("m", [1, 16])
+def test_single_draw(m: int) -> None:
     """One draw of a joint family takes at most 5 ms: models draw one event at a time."""
+    pyro.enable_validation(True)
     torch.manual_seed(0)
-    family = SNEFY(torch.randn(50, 2), torch.randn(50), torch.randn(1, 50), activation=Cos())
+    family = SNEFY(torch.randn(50, 2), torch.randn(50), torch.randn(m, 50), activation=Cos())
     times = medians({"draw": lambda: family.sample(())})
     rate = float(family.acceptance_rate)
-    print(f"\none draw {times['draw'] * 1e3:.2f} ms (aim: 5 ms); acceptance {rate:.3f}")
+    print(f"\nm={m}: one draw {times['draw'] * 1e3:.2f} ms (aim: 5 ms); acceptance {rate:.3f}")
     assert times["draw"] <= 5e-3
+
+
+def test_gradient_of_one_draw() -> None:
+    """Ten leaky rectifiers on three components in three dimensions: at most 5 s."""
+    torch.manual_seed(0)
+    base = GaussianMixture(torch.zeros(3), torch.randn(3, 3), torch.ones(3, 3))
+    weight = torch.randn(10, 3, requires_grad=True)
+    activation = LeakyReLU(0.2)
+    family = SNEFY(weight, torch.randn(10), torch.randn(2, 10), activation=activation, base=base)
+    x = family.rsample()
+    start = time.process_time()
+    x.sum().backward()
+    taken = time.process_time() - start
+    print(f"\nbackward pass of one draw {taken:.1f} s (aim: 5 s)")
+    assert taken <= 5
 
 
 def test_conditional() -> None:
