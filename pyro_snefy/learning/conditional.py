@@ -151,12 +151,8 @@ ConditionalDistribution.register(ConditionalSNEFY)
 
 
 class _AsinhNet(DenseNN):
-    r"""The network :math:`f(\operatorname{asinh}(c))`.
-
-    A network of rectifiers is linear far from the data: at an outlying context it would emit
-    a location far from the truth, with a small scale. asinh is close to the identity near zero
-    and logarithmic far from zero, which brings outlying contexts near the others.
-    """
+    # A network of rectifiers is linear far from the data: at an outlying context it would emit a
+    # location far from the truth, with a small scale. asinh brings outlying contexts near.
 
     def forward(self, x: Tensor) -> Sequence[Tensor] | Tensor:  # type: ignore[override]
         return super().forward(x.asinh())

@@ -207,12 +207,8 @@ def fit(
 
 
 class _Schedule:
-    r"""A factor of the learning rate: a linear rise times a cosine that falls from 1 to 0.
-
-    .. math:: \min\left(1, \frac{k + 1}{w}\right) \frac{1 + \cos(\pi k / K)}{2}
-
-    at step :math:`k` of :math:`K`, with a rise of :math:`w` steps.
-    """
+    # A factor of the learning rate: min(1, (k + 1) / w) (1 + cos(πk / K)) / 2 at step k of K, with
+    # a rise of w steps.
 
     def __init__(self, steps: int) -> None:
         self.steps, self.warm_up = steps, 1 + int(_WARM_UP * steps)

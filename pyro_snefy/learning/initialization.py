@@ -40,12 +40,7 @@ _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
 def random_rows(x: Tensor, count: int) -> Tensor:
-    r"""A given number of events at random, without replacement if there are enough of them.
-
-    Arguments:
-        x: The events, with shape :math:`(N, \text{event})`.
-        count: How many to draw.
-    """
+    r"""A given number of events at random, without replacement if there are enough of them."""
     if len(x) >= count:
         index = torch.randperm(len(x), device=x.device)[:count]
     else:
@@ -59,15 +54,10 @@ def subsample(x: Tensor) -> Tensor:
 
 
 def complete_rows(x: Tensor) -> Tensor:
-    r"""Events without NaN.
+    r"""The complete events, if there are at least 100 or if events are scalars.
 
-    The result is the complete events, if there are at least 100 or if events are scalars.
-    Otherwise all events are kept, and each NaN is replaced by a random observed value of the same
-    coordinate, which preserves the distribution of every single coordinate. If a coordinate is
-    never observed, the result is empty.
-
-    Arguments:
-        x: The events, with shape :math:`(N, \text{event})`.
+    Otherwise each NaN is replaced by a random observed value of the same coordinate, which
+    preserves the distribution of each coordinate. The result is empty if one is never observed.
     """
     missing = x.isnan()
     complete = ~(missing.any(-1) if x.dim() > 1 else missing)
@@ -85,13 +75,9 @@ def complete_rows(x: Tensor) -> Tensor:
 
 @singledispatch
 def fit_base(base: Base, x: Tensor) -> Base:
-    r"""A base of the same type and shapes, fitted to events by moments.
+    r"""A base of the same type and shapes, fitted to events without NaN by moments.
 
     A base without tensors to learn, or with a batch shape, is returned as it is.
-
-    Arguments:
-        base: The base.
-        x: The events, without NaN, with shape :math:`(N, \text{event})`.
     """
     return base
 
@@ -216,16 +202,9 @@ def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
     .. math:: p_i(x) = \mu(x) \exp(\eta_i \cdot t(x) - A(\eta_i)), \quad
         \mathbb{E}_{p_i}[x] \approx c_i
 
-    Normal, gamma and Dirichlet members have half the variance of the events.
-
-    Arguments:
-        base: The base :math:`\mu`.
-        centres: The events :math:`c_i`, with shape :math:`(n, \text{event})`.
-        x: All events, with shape :math:`(N, \text{event})`.
-
-    Returns:
-        The natural parameters :math:`\eta`, with shape :math:`(n, D)`. None for a base without a
-        rule: it is a probability distribution, and :func:`spread_neurons` tilts it instead.
+    Normal, gamma and Dirichlet members have half the variance of the events ``x``. The result is
+    None for a base without a rule, which is a probability distribution that
+    :func:`spread_neurons` tilts instead.
     """
     return None
 
@@ -288,14 +267,6 @@ def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tup
     where :math:`\epsilon_i` is standard normal, :math:`s` is the standard deviation of the
     statistics, :math:`x_{k_i}` is a random event, and :math:`u_i` is uniform on :math:`[0, 1)`.
     The gain :math:`g_i` is the standard deviation of the preactivations.
-
-    Arguments:
-        activation: The activation.
-        statistic: The statistics :math:`t(x)` of events, with shape :math:`(N, D)`.
-        count: The number :math:`n` of neurons.
-
-    Returns:
-        The weights, with shape :math:`(n, D)`, and the biases, with shape :math:`(n,)`.
     """
     scale = _variance(statistic).sqrt()
     weight = torch.randn(count, len(scale), dtype=scale.dtype, device=scale.device)

@@ -34,14 +34,7 @@ class ConstrainedModule(nn.Module):
         return self._constraints[name]
 
     def constrain(self, name: str, value: Tensor, constraint: Any) -> None:
-        """Registers a parameter under a constraint.
-
-        Arguments:
-            name: The name of the parameter.
-            value: The first value, which satisfies the constraint.
-            constraint: The constraint. Under a constraint that every value satisfies, the
-                parameter is registered as it is.
-        """
+        """Registers a parameter, unconstrained if not every value satisfies its constraint."""
         if is_real(constraint):
             self.register_parameter(name, nn.Parameter(value.detach().clone()))
             return
@@ -71,12 +64,8 @@ class BaseModule(ConstrainedModule):
 
     Calling the module returns the base. Each tensor is an attribute: ``loc`` and ``scale`` for a
     Gaussian, ``bases_1_rate`` for the rate of a Poisson base that is the second factor of a
-    product.
-
-    Arguments:
-        base: The base.
-        learn: Whether the tensors of the base are parameters, under their constraints, rather than
-            buffers. Tensors that define the support are always buffers.
+    product. With ``learn``, tensors are parameters under their constraints, except for tensors
+    that define the support. Other tensors are buffers.
 
     Example:
         >>> import torch
@@ -112,12 +101,7 @@ class BaseModule(ConstrainedModule):
 
 
 def as_base(base_or_dim: Base | int, caller: str) -> Base:
-    r"""The given base, or a standard normal base.
-
-    Arguments:
-        base_or_dim: A base, or the dimension :math:`d` of a standard normal base.
-        caller: The name of the function that asks, for the error message.
-    """
+    r"""The given base, or a standard normal base."""
     if isinstance(base_or_dim, Base):
         return base_or_dim
     if isinstance(base_or_dim, int) and base_or_dim >= 1:
