@@ -188,7 +188,7 @@ def test_leaves_no_trace() -> None:
     module = PyroModule[JointSNEFY](Gaussian(torch.zeros(1), torch.ones(1)), 4, 1, Exp(0.5), True)
     module.eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    fit(module, torch.randn(100, 1), max_epochs=2, progress=False)
+    fit(module, 3 + torch.randn(100, 1), max_epochs=2, progress=False)  # far from the start
     assert set(pyro.get_param_store().keys()) == {"weight"}
     assert torch.equal(pyro.param("weight"), torch.ones(3))
     assert not module.training

@@ -2,10 +2,11 @@ r"""First values from data: bases by moments, neurons that vary where the events
 
 __all__ = [
     "centred_members",
+    "checked_events",
     "complete_rows",
     "fit_base",
-    "one_where_zero",
     "random_rows",
+    "spread",
     "spread_neurons",
     "subsample",
 ]
@@ -53,6 +54,34 @@ def subsample(x: Tensor) -> Tensor:
     return random_rows(x, min(len(x), _ROWS))
 
 
+def checked_events(caller: str, base: Base, x: Tensor) -> Tensor:
+    r"""Events without NaN, by :func:`complete_rows`; raises unless they are events of the base."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{caller}: expected x to be a Tensor, got {x!r}.")
+    if x.dim() < 1 or x.shape[1:] != base.event_shape or not len(x):
+        event = ", ".join(map(str, ("N", *base.event_shape)))
+        raise ValueError(
+            f"{caller}: expected x with shape ({event}) and N >= 1, got {tuple(x.shape)}."
+        )
+    if x.isinf().any():
+        raise ValueError(
+            f"{caller}: expected a finite x, got {int(x.isinf().sum())} values that are not."
+        )
+    missing = x.isnan().reshape(len(x), -1).any(-1)
+    inside = base.contains(x) | missing
+    if not inside.all():
+        row = int(inside.int().argmin())
+        raise ValueError(
+            f"{caller}: expected x in the support {base.support}, got {x[row]} in row {row}."
+        )
+    x = complete_rows(x)
+    if not len(x):
+        raise ValueError(
+            f"{caller}: expected x with values of every coordinate, got one with NaN alone."
+        )
+    return x
+
+
 def complete_rows(x: Tensor) -> Tensor:
     r"""The complete events, if there are at least 100 or if events are scalars.
 
@@ -88,11 +117,16 @@ def _gaussian(base: Gaussian, x: Tensor) -> Gaussian:
         return base
     loc = _shaped(x.mean(0), base.loc)
     if base.scale_tril is not None:
-        ridge = torch.diag_embed(1e-6 * _variance(x))
-        tril = torch.linalg.cholesky(torch.cov(x.mT).reshape(ridge.shape) + ridge)
-        return Gaussian(loc, scale_tril=tril, validate_args=False)
+        # In units of the spread, so that the covariance of many units is well conditioned.
+        white = (x - x.mean(0)) / spread(x)
+        covariance = torch.cov(white.mT, correction=0).reshape(x.shape[1:] * 2)
+        # A constant coordinate has variance zero there, and gets its spread of one.
+        constant = covariance.diagonal() < 0.5
+        ridge = torch.where(constant, 1.0, 1e-6).diag_embed()
+        tril = spread(x).unsqueeze(-1) * torch.linalg.cholesky(covariance + ridge)
+        return Gaussian(loc, scale_tril=_shaped(tril, base.scale_tril), validate_args=False)
     assert base.scale is not None
-    scale = _shaped(_variance(x).sqrt(), base.scale)
+    scale = _shaped(spread(x), base.scale)
     return Gaussian(loc, scale, event_dim=base.event_dim, validate_args=False)
 
 
@@ -103,13 +137,16 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     if base.batch_shape:
         return base
     x = subsample(x)
+    # Far from the origin, second moments would cancel in float32.
+    middle = x.mean(0)
+    x = x - middle
     count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
-    floor = 1e-6 * _variance(x)
+    floor = 1e-6 * spread(x).square()
     loc, distance = x[:1], x.new_full((len(x),), torch.inf)
     for _ in range(1, count):
         distance = torch.minimum(distance, (x - loc[-1]).square().sum(-1))
         loc = torch.cat([loc, x[torch.multinomial(distance + 1e-12 * floor.sum(), 1)]])
-    scale = (_variance(x) / count ** (2 / x.shape[-1])).sqrt().expand(loc.shape)
+    scale = (spread(x) / count ** (1 / x.shape[-1])).expand(loc.shape)
     logits = torch.zeros_like(loc[:, 0])
     for _ in range(_ROUNDS):
         gaussians = Gaussian(loc, scale, validate_args=False)
@@ -117,13 +154,14 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
         # 1e-3 of an event at the present location keeps a component without events finite.
         mass = shares.sum(0) + 1e-3
         loc = (shares.mT @ x + 1e-3 * loc) / mass.unsqueeze(-1)
-        square = (shares.mT @ x.square() + 1e-3 * (loc.square() + floor)) / mass.unsqueeze(-1)
-        scale = (square - loc.square()).clamp(min=floor).sqrt()
+        # About the own location of a component, whose scale may be far below the distance of two.
+        square = torch.einsum("nk,nkd->kd", shares, (x.unsqueeze(-2) - loc).square())
+        scale = ((square + 1e-3 * floor) / mass.unsqueeze(-1)).clamp(min=floor).sqrt()
         logits = mass.log()
     logits = logits - logits.mean()
     return GaussianMixture(
         _shaped(logits, base.logits),
-        _shaped(loc, base.loc),
+        _shaped(loc + middle, base.loc),
         _shaped(scale, base.scale),
         validate_args=False,
     )
@@ -176,17 +214,16 @@ def _product(base: Product, x: Tensor) -> Product:
 
 @fit_base.register
 def _standardized(base: Standardized, x: Tensor) -> Standardized:
-    loc, scale = _shaped(x.mean(0), base.loc), _shaped(_variance(x).sqrt(), base.scale)
+    loc, scale = _shaped(x.mean(0), base.loc), _shaped(spread(x), base.scale)
     return Standardized(base.base, loc, scale, validate_args=False)
 
 
-def one_where_zero(spread: Tensor) -> Tensor:
-    r"""Variances or scales, with 1 for those that are zero or NaN: constants have no scale."""
-    return torch.where(spread > 0, spread, 1.0)
-
-
-def _variance(x: Tensor) -> Tensor:
-    return one_where_zero(x.var(0, correction=0))
+def spread(x: Tensor) -> Tensor:
+    r"""The standard deviation of each coordinate where it is not NaN, and 1 if it is constant."""
+    loc = x.nanmean(0)
+    scale = (x - loc).square().nanmean(0).sqrt()
+    # The mean of equal numbers differs from them by its rounding.
+    return torch.where(scale > 4 * torch.finfo(x.dtype).eps * loc.abs(), scale, 1.0)
 
 
 def _shaped(value: Tensor, like: Tensor) -> Tensor:
@@ -211,21 +248,21 @@ def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
 
 @centred_members.register
 def _normal_family(base: NormalFamily, centres: Tensor, x: Tensor) -> Tensor:
-    variance = _variance(x) / 2
+    variance = spread(x).square() / 2
     return torch.cat([centres / variance, (-0.5 / variance).expand(centres.shape)], dim=-1)
 
 
 @centred_members.register
 def _gamma_family(base: GammaFamily, centres: Tensor, x: Tensor) -> Tensor:
     # A concentration of at least 1 keeps the density finite at zero.
-    concentration = (centres.square() / (_variance(x) / 2)).clamp(min=1.0)
+    concentration = (2 * (centres / spread(x)).square()).clamp(min=1.0)
     return torch.stack([concentration - 1, concentration / centres], dim=-1)
 
 
 @centred_members.register
 def _dirichlet_family(base: DirichletFamily, centres: Tensor, x: Tensor) -> Tensor:
     mean = x.mean(0)
-    total = (mean * (1 - mean)).sum() / (_variance(x) / 2).sum() - 1
+    total = (mean * (1 - mean)).sum() / (spread(x).square() / 2).sum() - 1
     return (total.clamp(min=1.0) * centres - 1).clamp(min=0.0)
 
 
@@ -268,7 +305,7 @@ def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tup
     statistics, :math:`x_{k_i}` is a random event, and :math:`u_i` is uniform on :math:`[0, 1)`.
     The gain :math:`g_i` is the standard deviation of the preactivations.
     """
-    scale = _variance(statistic).sqrt()
+    scale = spread(statistic)
     weight = torch.randn(count, len(scale), dtype=scale.dtype, device=scale.device)
     gain = _gain(activation, torch.rand_like(weight[:, :1]))
     weight = gain * weight / (scale * math.sqrt(len(scale)))
