@@ -111,6 +111,7 @@ class ConditionalSNEFY(FamilyModule):
                 f"{(len(x), len(self.context_loc))}, one row for each row of x, got shape "
                 f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
             )
+        x, complete = (base.cast(rows, self.loc.dtype) for rows in (x, complete))
         on_reals = base.support in REALS
         units = (x.nanmean(0), spread(x)) if on_reals else location_scale(base, complete, False)
         if units is not None:

@@ -159,6 +159,7 @@ def fit(
     """
     _check(module, x, context, lr, validation)
     check_sizes("fit", max_epochs=max_epochs, batch_size=batch_size, patience=patience)
+    max_epochs, batch_size, patience = int(max_epochs), int(batch_size), int(patience)
     x, context = x.detach(), None if context is None else context.detach()
     model = _Likelihood(module, partial=bool(x.isnan().any()))
     train, held_out = _split(x, context, validation)
