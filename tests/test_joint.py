@@ -527,3 +527,21 @@ def test_scalars_without_a_base() -> None:
 def test_activations_that_are_none(activation: object) -> None:
     with pytest.raises(TypeError, match="activation to be an instance of Activation"):
         snefy(2, 8, 1, activation)
+
+
+def test_priors_in_standardised_coordinates() -> None:
+    """The family is in the units of the data: W (x - l) / s + b = (W / s) x + b - W l / s."""
+    module = PyroModule[JointSNEFY](Gaussian(torch.zeros(2), torch.ones(2)), 5, 1, Cos(), True)
+    x = torch.tensor([1e3, -20.0]) + torch.tensor([50.0, 0.1]) * torch.randn(100, 2)
+    module.initialize(x)
+    module.weight = PyroSample(dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
+    module.base.loc = PyroSample(dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    trace = pyro.poutine.trace(_rows).get_trace(module, x)
+    weight, loc = (trace.nodes[name]["value"] for name in ("weight", "base.loc"))
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    law = trace.nodes["x"]["fn"]
+    torch.testing.assert_close(law.weight, weight / scale)
+    torch.testing.assert_close(
+        law.bias, module.bias - (weight / scale) @ mean, rtol=1e-4, atol=1e-2
+    )
+    torch.testing.assert_close(law.base.loc, mean + scale * loc)

@@ -15,7 +15,7 @@ from ..bases import Base, Standardized
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from .heads import Bias, Head, LocationScale, Parameters, ReadoutHead
-from .initialization import checked_events, spread
+from .initialization import checked_events, complete_rows, spread
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
 from .units import location_scale, to_data_units
 
@@ -103,7 +103,7 @@ class ConditionalSNEFY(FamilyModule):
             context: Contexts, with shape :math:`(N, \text{context\_dim})`.
         """
         base = self.base()
-        complete = checked_events("ConditionalSNEFY", base, x)
+        x = checked_events("ConditionalSNEFY", base, x, self.loc)
         self._check_context(context)
         if context.shape != (len(x), len(self.context_loc)) or not context.isfinite().all():
             raise ValueError(
@@ -111,12 +111,13 @@ class ConditionalSNEFY(FamilyModule):
                 f"{(len(x), len(self.context_loc))}, one row for each row of x, got shape "
                 f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
             )
-        x, complete = (base.cast(rows, self.loc.dtype) for rows in (x, complete))
-        on_reals = base.support in REALS
-        units = (x.nanmean(0), spread(x)) if on_reals else location_scale(base, complete, False)
-        if units is not None:
+        if base.support in REALS:
+            self.loc.copy_(x.nanmean(0))
+            self.scale.copy_(spread(x))
+        elif (units := location_scale(base, complete_rows(x), False)) is not None:
             self.loc.copy_(units[0])
             self.scale.copy_(units[1])
+        context = context.to(self.context_loc)
         self.context_loc.copy_(context.mean(0))
         n = len(context)
         self.context_scale.copy_(spread(context) * math.sqrt(n / max(n - 1, 1)))

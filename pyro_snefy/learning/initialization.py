@@ -54,8 +54,8 @@ def subsample(x: Tensor) -> Tensor:
     return random_rows(x, min(len(x), _ROWS))
 
 
-def checked_events(caller: str, base: Base, x: Tensor) -> Tensor:
-    r"""Events without NaN, by :func:`complete_rows`; raises unless they are events of the base."""
+def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:
+    r"""Events in the dtype and device of a tensor; raises unless they are events of the base."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{caller}: expected x to be a Tensor, got {x!r}.")
     if x.dim() < 1 or x.shape[1:] != base.event_shape or not len(x):
@@ -63,6 +63,7 @@ def checked_events(caller: str, base: Base, x: Tensor) -> Tensor:
         raise ValueError(
             f"{caller}: expected x with shape ({event}) and N >= 1, got {tuple(x.shape)}."
         )
+    x = x.to(like.device)
     if x.isinf().any():
         raise ValueError(
             f"{caller}: expected a finite x, got {int(x.isinf().sum())} values that are not."
@@ -74,19 +75,18 @@ def checked_events(caller: str, base: Base, x: Tensor) -> Tensor:
         raise ValueError(
             f"{caller}: expected x in the support {base.support}, got {x[row]} in row {row}."
         )
-    x = complete_rows(x)
-    if not len(x):
+    if x.isnan().all(0).any():
         raise ValueError(
             f"{caller}: expected x with values of every coordinate, got one with NaN alone."
         )
-    return x
+    return base.cast(x, like.dtype)
 
 
 def complete_rows(x: Tensor) -> Tensor:
     r"""The complete events, if there are at least 100 or if events are scalars.
 
     Otherwise each NaN is replaced by a random observed value of the same coordinate, which
-    preserves the distribution of each coordinate. The result is empty if one is never observed.
+    preserves the distribution of each coordinate.
     """
     missing = x.isnan()
     complete = ~(missing.any(-1) if x.dim() > 1 else missing)
@@ -95,8 +95,6 @@ def complete_rows(x: Tensor) -> Tensor:
     columns = []
     for column, gaps in zip(x.unbind(-1), missing.unbind(-1), strict=True):
         observed = column[~gaps]
-        if not len(observed):
-            return x[:0]
         drawn = observed[torch.randint(len(observed), column.shape, device=x.device)]
         columns.append(torch.where(gaps, drawn, column))
     return torch.stack(columns, dim=-1)

@@ -14,6 +14,7 @@ from ..kernels.registry import closed_form
 from .initialization import (
     centred_members,
     checked_events,
+    complete_rows,
     fit_base,
     random_rows,
     spread_neurons,
@@ -94,8 +95,9 @@ class JointSNEFY(FamilyModule):
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts, for :math:`u = x`. The base stays as it is."""
         base = self._data_base()
-        self.base.set(base)
-        self._set_units(None, None)
+        if self.loc is not None:
+            self.base.set(base)
+            self._set_units(None, None)
         if "weight" in self._constraints:
             self._set_members(self._random_members())
             return
@@ -124,8 +126,7 @@ class JointSNEFY(FamilyModule):
                 complete rows remain; else the gaps are filled by values of other rows.
         """
         base = self._data_base()
-        x = checked_events("JointSNEFY", base, x)
-        x = base.cast(x, self._raw_weight.dtype).to(self._raw_weight.device)
+        x = complete_rows(checked_events("JointSNEFY", base, x, self._raw_weight))
         units = location_scale(base, x, self.learn_base)
         if units is not None and not base.batch_shape and self.bias is not None:
             loc, scale = units
