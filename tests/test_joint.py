@@ -531,7 +531,8 @@ def test_activations_that_are_none(activation: object) -> None:
 
 def test_priors_in_standardised_coordinates() -> None:
     """The family is in the units of the data: W (x - l) / s + b = (W / s) x + b - W l / s."""
-    module = PyroModule[JointSNEFY](Gaussian(torch.zeros(2), torch.ones(2)), 5, 1, Cos(), True)
+    module = snefy(2, 5)
+    to_pyro_module_(module)
     x = torch.tensor([1e3, -20.0]) + torch.tensor([50.0, 0.1]) * torch.randn(100, 2)
     module.initialize(x)
     module.weight = PyroSample(dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
