@@ -179,7 +179,19 @@ def _sphere_transform(constraint: _UnitSphere) -> Transform:
 @biject_to.register(_Product)
 @transform_to.register(_Product)
 def _product_transform(constraint: _Product) -> CatTransform:
-    # CatTransform keeps the number of coordinates of each part. For a part with fewer
-    # unconstrained coordinates, such as a simplex, the transform raises when it is used.
-    transforms = [biject_to(part) for part in constraint.parts]
+    # CatTransform keeps the number of coordinates of each part.
+    transforms = []
+    for k, (part, size) in enumerate(zip(constraint.parts, constraint.lengths, strict=True)):
+        try:
+            transform = biject_to(part)
+            kept = not part.event_dim or transform.inverse_shape((size,)) == (size,)
+        except NotImplementedError:
+            kept = False
+        if not kept:
+            raise NotImplementedError(
+                "product: expected factors with as many unconstrained coordinates as coordinates, "
+                f"got factor {k}, {part}. Draw this factor at a site of its own, from marginal, "
+                "and the others from conditional, given its value."
+            )
+        transforms.append(transform)
     return CatTransform(transforms, dim=-1, lengths=list(constraint.lengths))

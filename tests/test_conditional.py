@@ -13,9 +13,21 @@ from pyro.distributions.transforms import conditional_affine_coupling
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_snefy import SNEFY, Bias, Head, LocationScale, ReadoutHead, conditional_snefy
+from pyro_snefy import SNEFY, Bias, Head, LocationScale, ReadoutHead, conditional_snefy, fit
 from pyro_snefy.activations import Cos, Exp, ReLU, Snake
-from pyro_snefy.bases import Base, Gaussian, PoissonFamily, UniformCube, UniformSphere
+from pyro_snefy.bases import (
+    Base,
+    DirichletFamily,
+    GammaFamily,
+    Gaussian,
+    GaussianMixture,
+    Geometric,
+    NormalFamily,
+    PoissonFamily,
+    UniformBox,
+    UniformCube,
+    UniformSphere,
+)
 
 HEADS: list[tuple[Head, ...]] = [
     (Bias(),),
@@ -217,3 +229,118 @@ def test_missing_data_beat_complete_cases() -> None:
             optimizer.step()
         scores[name] = float(joint().log_prob(test).mean().detach())
     assert scores["all"] > scores["complete"] + 0.05
+
+
+@pytest.mark.parametrize("heads", [(LocationScale(), ReadoutHead()), HEADS[-1]], ids=str)
+def test_mixture_base(heads: tuple[Head, ...]) -> None:
+    """Each density of a batch is the density of its own context, and integrates to one."""
+    base = GaussianMixture(torch.zeros(3), torch.randn(3, 1), torch.ones(3, 1))
+    model = _perturbed(conditional_snefy(base, 3, 8, 4, heads=heads)).double()
+    context = torch.randn(4, 3, dtype=torch.float64)
+    y = torch.linspace(-40, 40, 100_001, dtype=torch.float64)
+    log_prob = model(context).log_prob(y[:, None, None])
+    torch.testing.assert_close(
+        torch.trapezoid(log_prob.exp(), y, dim=0), torch.ones(4, dtype=torch.float64)
+    )
+    for k in range(4):
+        torch.testing.assert_close(model(context[k]).log_prob(y[:, None]), log_prob[:, k])
+
+
+@pytest.mark.parametrize(
+    ("base", "truth"),
+    [
+        (GammaFamily(), dist.Gamma(3.0, 1e-4)),
+        (NormalFamily(2), dist.Normal(torch.tensor([1e4, -3.0]), 5.0).to_event(1)),
+        (DirichletFamily(3), dist.Dirichlet(torch.tensor([4.0, 2.0, 3.0]))),
+        (Geometric(torch.tensor(0.4)), dist.Poisson(2.0)),
+    ],
+    ids=str,
+)
+def test_weights_under_constraints(base: Base, truth: dist.TorchDistribution) -> None:
+    """They are satisfied whatever the raw parameters are, and the model learns from there."""
+    model = conditional_snefy(base, 2, 8, 4, Exp(0.5), hidden_dims=(16,))
+    context = torch.randn(600, 2)
+    assert "raw_weight" in dict(model.named_parameters())
+    x = truth.sample((600,))
+    model.initialize(x, context)
+    fit(model, x, context, max_epochs=15, batch_size=64, lr=2e-2, progress=False)
+    divergence = (truth.log_prob(x) - model(context).log_prob(x)).mean()
+    assert -0.1 < divergence < 0.15
+    nn.init.normal_(model.raw_weight, std=2.0)
+    law = model(context)
+    assert law.arg_constraints["weight"].check(law.weight).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "context", "message"),
+    [
+        (torch.randn(9, 3), torch.randn(9, 3), r"x with shape \(N, 2\) and N >= 1, got \(9, 3\)"),
+        (torch.randn(9), torch.randn(9, 3), r"x with shape \(N, 2\)"),
+        (torch.randn(9, 2), torch.randn(9, 2), r"context with shape \(\*, 3\), got \(9, 2\)"),
+        (torch.randn(9, 2), torch.randn(8, 3), r"shape \(9, 3\).* got shape \(8, 3\)"),
+        (torch.randn(9, 2), torch.full((9, 3), math.nan), "finite context .* 27 other values"),
+        (torch.full((9, 2), math.inf), torch.randn(9, 3), "finite x, got 18"),
+        (torch.empty(0, 2), torch.empty(0, 3), r"N >= 1, got \(0, 2\)"),
+        (torch.tensor([[1.0, math.nan]]), torch.zeros(1, 3), "NaN alone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_first_values_from_wrong_data(x: Tensor, context: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        conditional_snefy(2, 3).initialize(x, context)
+
+
+def test_first_values_outside_the_support() -> None:
+    box = UniformBox(torch.zeros(2), torch.ones(2))
+    with pytest.raises(ValueError, match=r"support .* row 0"):
+        conditional_snefy(box, 1).initialize(torch.full((3, 2), 2.0), torch.randn(3, 1))
+
+
+def test_no_hidden_layers() -> None:
+    """The network is linear in asinh of the contexts."""
+    model = _perturbed(conditional_snefy((), 3, 8, heads=[Bias()], hidden_dims=()))
+    context = torch.randn(4, 3)
+    law = model(context)
+    assert law.event_shape == ()
+    layer = model.net.layers[0]
+    expected = model.bias + nn.functional.linear(context.asinh(), layer.weight, layer.bias)
+    torch.testing.assert_close(law.bias, expected)
+
+
+class Pair(nn.Module):
+    """A network with two results."""
+
+    def forward(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        return context, context
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_dim": 0}, "integer hidden_dim >= 1, got 0"),
+        ({"context_dim": 0}, "integer context_dim >= 1, got 0"),
+        ({"hidden_dims": (8, 0)}, r"integer hidden_dims\[1\] >= 1, got 0"),
+        ({"activation": "cos"}, "activation to be an instance of Activation, got 'cos'"),
+        ({"activation": Cos}, r"activation .* write Cos\(\)"),
+        ({"base_or_dim": "normal"}, "base_or_dim to be a Base, .* got 'normal'"),
+        ({"base_or_dim": DirichletFamily(3)}, "No closed form for Snake on DirichletFamily"),
+        ({"base_or_dim": UniformSphere(3), "activation": ReLU()}, "with biases on UniformSphere"),
+        ({"heads": [Bias]}, "heads to be a sequence of heads"),
+        ({"heads": Bias()}, "heads to be a sequence of heads"),
+        ({"heads": [LocationScale(), LocationScale(0.1)]}, "heads of different types"),
+        ({"net": nn.Linear}, "net to be a torch.nn.Module"),
+        ({"net": Pair()}, "net to return one Tensor.* got tuple"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_arguments(arguments: dict, message: str) -> None:
+    arguments = {"base_or_dim": 2, "context_dim": 3} | arguments
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
+        conditional_snefy(**arguments).condition(torch.randn(4, 3))
+
+
+def test_contexts_of_another_dtype() -> None:
+    context = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"dtype torch.float32 of the module, got torch.float64"):
+        conditional_snefy(2, 3).condition(context)
+    assert conditional_snefy(2, 3).condition(context.long()).batch_shape == (4,)

@@ -75,4 +75,5 @@ def test_two_processes_are_one_with_the_joint_batch(tmp_path: Path) -> None:
         found = torch.load(tmp_path / f"{rank}.pt")
         for name, value in family.state_dict().items():
             torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+        for name, value in family.named_parameters():
             assert not torch.equal(value, before[name]), name

@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -188,7 +189,7 @@ def test_leaves_no_trace() -> None:
     module = PyroModule[JointSNEFY](Gaussian(torch.zeros(1), torch.ones(1)), 4, 1, Exp(0.5), True)
     module.eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    fit(module, torch.randn(100, 1), max_epochs=2, progress=False)
+    fit(module, 3 + torch.randn(100, 1), max_epochs=2, progress=False)  # far from the start
     assert set(pyro.get_param_store().keys()) == {"weight"}
     assert torch.equal(pyro.param("weight"), torch.ones(3))
     assert not module.training
@@ -314,3 +315,86 @@ def test_float64_and_mixtures() -> None:
     history = fit(module, x.double(), max_epochs=3, progress=False)
     assert module().log_prob(x.double()).dtype == torch.float64
     assert history.validation_nll[-1] < -law.log_prob(x).mean() + 0.3
+
+
+def test_never_ends_worse_than_it_started() -> None:
+    """Learning rates that are far too high, with and without rows for validation."""
+    x, _ = _clusters(600)
+    base = GaussianMixture(torch.zeros(3), torch.zeros(3, 2), torch.ones(3, 2))
+    for validation in (0.0, 0.5):
+        module = snefy(base, 10).initialize(x)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        start = module().log_prob(x).mean()
+        history = fit(module, x, lr=3.0, max_epochs=3, validation=validation, progress=False)
+        assert history.kept_start
+        assert "kept" not in {line.get_label() for line in history.plot().get_lines()}
+        assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+        assert module().log_prob(x).mean() >= start
+
+
+def test_a_better_end_replaces_the_start() -> None:
+    x = torch.randn(300)
+    for validation in (0.0, 0.2):
+        module = Normal()
+        history = fit(module, x, lr=0.1, max_epochs=3, validation=validation, progress=False)
+        assert not history.kept_start
+        assert module.loc.item() < 3.0
+
+
+def test_a_start_that_is_not_finite() -> None:
+    """It loses against every epoch."""
+
+    class Late(Normal):
+        def forward(self) -> dist.Normal:
+            law = super().forward()
+            return law if self.calls else dist.Normal(self.loc, 1e-30)
+
+    module = Late()
+    assert not fit(module, torch.randn(200), max_epochs=2, progress=False).kept_start
+    assert module.loc.item() < 3.0
+
+
+def test_data_with_gradients() -> None:
+    x, context = torch.randn(50, 2, requires_grad=True), torch.randn(50, 3, requires_grad=True)
+    fit(snefy(2, 4).initialize(x), x, max_epochs=2, progress=False)
+    module = conditional_snefy(2, 3, 4, 2, hidden_dims=(8,)).initialize(x, context)
+    fit(module, x, context, max_epochs=2, progress=False)
+    assert x.grad is None
+    assert context.grad is None
+
+
+def test_integers_of_any_kind() -> None:
+    x = torch.randn(40, 2)
+    module = snefy(np.int64(2), np.int64(4))
+    history = fit(module, x, max_epochs=np.int64(2), batch_size=np.int32(10), progress=False)
+    assert len(history.train_nll) == 2
+
+
+class NormalVector(nn.Module):
+    """A normal law without partially_observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(2))
+
+    def forward(self) -> dist.TorchDistribution:
+        return dist.Normal(self.loc, 1.0).to_event(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "x", "context", "message"),
+    [
+        (snefy(()), torch.tensor([1.0, math.nan]), None, "without NaN where events are scalars"),
+        (NormalVector(), torch.tensor([[1.0, math.nan]]), None, "Independent has no method"),
+        (conditional_snefy(2, 3), torch.randn(5, 2), None, "expected a context for Conditional"),
+        (snefy(2), torch.randn(5, 2), torch.randn(5, 3), "expected no context for JointSNEFY"),
+        (snefy(()), torch.tensor(1.0), None, r"x with one row for each event, got shape \(\)"),
+        (snefy(2), torch.full((5, 2), math.nan), None, "observed values, got NaN alone"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_data_that_do_not_fit(
+    module: nn.Module, x: Tensor, context: Tensor | None, message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        fit(module, x, context, progress=False)

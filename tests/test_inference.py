@@ -16,7 +16,15 @@ from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, SphereReparam, conditional_snefy, to_inference_data
 from pyro_snefy.activations import Activation, Cos, Exp
-from pyro_snefy.bases import Base, DirichletFamily, Discrete, Gaussian, UniformCube, UniformSphere
+from pyro_snefy.bases import (
+    Base,
+    DirichletFamily,
+    Discrete,
+    Gaussian,
+    Product,
+    UniformCube,
+    UniformSphere,
+)
 from pyro_snefy.learning.joint import JointSNEFY
 
 OBSERVED = torch.tensor([0.9, 0.2, 0.4])
@@ -301,3 +309,23 @@ def test_hierarchical_regression() -> None:
     assert score > dist.Normal(y.mean(), y.std()).log_prob(y).mean() + 0.5
     correlation = torch.corrcoef(torch.stack([effect, effects]))[0, 1].abs()
     assert correlation > 0.9
+
+
+def test_latent_product_with_a_simplex() -> None:
+    """The error names the factor, and its remedy works."""
+    base = Product([Gaussian(torch.zeros(1), torch.ones(1)), DirichletFamily(2)])
+    prior = _prior(base, Exp(0.5))
+
+    def joint() -> None:
+        pyro.sample("x", prior)
+
+    def apart() -> None:
+        share = pyro.sample("share", prior.marginal([1, 2]))
+        pyro.sample("x", prior.conditional([1, 2], share))
+
+    settings = {"num_samples": 4, "warmup_steps": 2, "disable_progbar": True}
+    with pytest.raises(NotImplementedError, match=r"factor 1, Simplex.*marginal"):
+        MCMC(NUTS(joint), **settings).run()
+    mcmc = MCMC(NUTS(apart), **settings)
+    mcmc.run()
+    assert mcmc.get_samples()["share"].shape == (4, 2)

@@ -195,3 +195,26 @@ def test_errors() -> None:
 
     with pytest.raises(ValueError, match="plate rows with 5 of 40"):
         to_inference_data(subsampled, lambda x: None, x)
+
+
+def test_samples_as_arrays() -> None:
+    x, y = _data()
+    samples = {"loc": np.random.default_rng(0).normal(size=9), "scale": np.full(9, 0.5)}
+    data = to_inference_data(_constant, samples, x, y)
+    expected = stats.norm(samples["loc"][:, None], 0.5).logpdf(y.numpy())
+    np.testing.assert_allclose(data.log_likelihood["y"].values[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("posterior", "num_samples", "message"),
+    [
+        (MCMC(NUTS(_constant), num_samples=3), 10, "an MCMC that has run"),
+        ({"loc": torch.zeros(4), "scale": torch.ones(4)}, 0, "integer num_samples >= 1, got 0"),
+        ({"loc": torch.zeros(4), "scale": torch.ones(5)}, 10, r"'loc': \(4,\), 'scale': \(5,\)"),
+        ({"loc": torch.zeros(()), "scale": torch.ones(5)}, 10, r"'loc': \(\)"),
+    ],
+    ids=["MCMC", "draws", "lengths", "scalar"],
+)
+def test_posteriors_that_are_none(posterior: object, num_samples: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        to_inference_data(_constant, posterior, *_data(), num_samples=num_samples)

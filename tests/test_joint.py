@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 import pyro_snefy
-from pyro_snefy import SNEFY, snefy
-from pyro_snefy.activations import Cis, Cos, Exp, ReLU, Snake, Step
+from pyro_snefy import SNEFY, fit, snefy
+from pyro_snefy.activations import Activation, Cis, Cos, Exp, ReLU, Snake, Step
 from pyro_snefy.bases import (
     Base,
     DirichletFamily,
@@ -36,6 +36,7 @@ from pyro_snefy.bases import (
     UniformCube,
     UniformSphere,
 )
+from pyro_snefy.learning.initialization import fit_base
 from pyro_snefy.learning.joint import JointSNEFY
 from pyro_snefy.learning.parameters import BaseModule
 from tests.cases import BASES, KINDS, Case, events
@@ -323,3 +324,225 @@ def test_parameters_are_learnt_by_svi() -> None:
     assert losses[0] > exact + 0.3
     assert losses[-1] < exact + 0.05
     assert constraints.real.check(module.weight).all()
+
+
+def _mixture(count: int) -> GaussianMixture:
+    return GaussianMixture(torch.zeros(count), torch.zeros(count, 2), torch.ones(count, 2))
+
+
+def _two_clusters() -> Tensor:
+    low, high = 0.5 * torch.randn(500, 2) - 1.5, 0.3 * torch.randn(500, 2) + 1.5
+    return torch.cat([low, high])[torch.randperm(1000)]
+
+
+def _learnt(base: Base | int, activation: Activation, x: Tensor) -> JointSNEFY:
+    pyro.set_rng_seed(0)
+    module = snefy(base, 12, 2, activation).initialize(x)
+    fit(module, x, max_epochs=6, lr=2e-2, progress=False)
+    return module
+
+
+@pytest.mark.parametrize("unit", [1e3, 1e-4, 1e6])
+@pytest.mark.parametrize(
+    ("base", "activation"),
+    [
+        (2, Cos()),
+        (Gaussian(torch.zeros(2), scale_tril=torch.eye(2)), Snake(2.0)),
+        (_mixture(2), Cos()),
+        (
+            Standardized(Gaussian(torch.zeros(2), torch.ones(2)), torch.zeros(2), torch.ones(2)),
+            Cos(),
+        ),
+        (NormalFamily(2), Exp()),
+        (Product([GammaFamily(), NormalFamily(1)]), Exp()),
+        (Product([GammaFamily(), Gaussian(torch.zeros(1), torch.ones(1))]), Exp()),
+    ],
+    ids=str,
+)
+def test_a_fit_does_not_depend_on_units(
+    base: Base | int, activation: Activation, unit: float
+) -> None:
+    """The density of unit * x is the density of x over unit², from the first values to the end."""
+    x = _two_clusters()
+    if isinstance(base, Product):
+        x[:, 0] = x[:, 0].exp()
+    here, there = _learnt(base, activation, x), _learnt(base, activation, unit * x)
+    expected = here().log_prob(x).mean() - 2 * math.log(unit)
+    torch.testing.assert_close(there().log_prob(unit * x).mean(), expected, rtol=0, atol=0.01)
+    draws = there().sample((4000,)) / unit  # in the units of the data
+    error = (x.var(0) / 4000 + x.var(0) / 1000).sqrt()
+    assert ((draws.mean(0) - here().sample((4000,)).mean(0)).abs() < 6 * error).all()
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4])
+@pytest.mark.parametrize(
+    ("base", "activation"),
+    [(2, Cos()), (_mixture(2), Cos()), (NormalFamily(2), Exp())],
+    ids=str,
+)
+def test_a_fit_does_not_depend_on_the_origin(
+    base: Base | int, activation: Activation, offset: float
+) -> None:
+    """Float32 resolves 1e-3 of the spread at the offset of 10,000."""
+    x = _two_clusters()
+    here, there = _learnt(base, activation, x), _learnt(base, activation, x + offset)
+    expected = here().log_prob(x).mean()
+    torch.testing.assert_close(there().log_prob(x + offset).mean(), expected, rtol=0, atol=0.02)
+
+
+def test_units_and_a_base_that_is_not_learnt() -> None:
+    """The base stays where it is, and the density is the one of its own units."""
+    x, scores = _two_clusters(), []
+    for unit in (1.0, 1e4):
+        pyro.set_rng_seed(0)
+        base = Gaussian(torch.zeros(2), torch.full((2,), 2.0 * unit))
+        module = snefy(base, 12, 2, learn_base=False).initialize(unit * x)
+        fit(module, unit * x, max_epochs=6, lr=2e-2, progress=False)
+        assert torch.equal(module().base.scale, base.scale)
+        scores.append(module().log_prob(unit * x).mean() + 2 * math.log(unit))
+    torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("base", "activation", "truth"),
+    [
+        (2, Cos(), dist.Normal(torch.tensor([50.0, -3e4]), torch.tensor([9.0, 2e3])).to_event(1)),
+        (NormalFamily(1), Exp(), dist.Normal(torch.tensor([5e3]), 2.0).to_event(1)),
+        (GammaFamily(), Exp(0.5), dist.Gamma(3.0, 1e-4)),
+        (
+            Interval(torch.tensor([2e3]), torch.tensor([5e3])),
+            Cos(),
+            dist.Uniform(2e3 * torch.ones(()), 5e3),
+        ),
+    ],
+    ids=str,
+)
+def test_densities_in_units_of_the_data_integrate_to_one(
+    base: Base | int, activation: Activation, truth: dist.TorchDistribution
+) -> None:
+    """By importance sampling from a law with heavier tails, within six standard errors."""
+    x = truth.sample((500,))
+    module = snefy(base, 6, 2, activation).double().initialize(x.double())
+    for parameter in module.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    if isinstance(base, Interval):
+        points = torch.linspace(2e3, 5e3, 20_001, dtype=torch.float64)
+        total = torch.trapezoid(module().log_prob(points).exp(), points)
+        assert total.item() == pytest.approx(1.0, abs=1e-4)
+        return
+    wide: dist.TorchDistribution
+    if isinstance(base, GammaFamily):
+        wide = dist.Gamma(1.5 * torch.ones((), dtype=torch.float64), 3e-5)
+    else:
+        loc, scale = x.double().mean(0), 3 * x.double().std(0)
+        wide = dist.StudentT(5.0, loc, scale).to_event(1)
+    y = wide.sample((100_000,))
+    ratio = (module().log_prob(y) - wide.log_prob(y)).exp()
+    assert abs(ratio.mean() - 1) < 6 * ratio.std() / 100_000**0.5
+    assert ratio.std() < 10
+
+
+def test_state_of_units() -> None:
+    """A state has them with it, a copy too, and new first values replace them."""
+    x = 1e4 + 1e3 * torch.randn(200, 2)
+    module = snefy(2, 6).initialize(x)
+    assert {"loc", "scale"} <= set(module.state_dict())
+    torch.testing.assert_close(module.base.loc, torch.zeros(2), rtol=0, atol=1e-3)
+    log_prob = module().log_prob(x)
+    plain = snefy(2, 6)
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
+    assert not {"loc", "scale"} & set(state)
+    expected = plain().log_prob(torch.zeros(2))
+    plain.load_state_dict(module.state_dict())
+    torch.testing.assert_close(plain().log_prob(x), log_prob)
+    plain.load_state_dict(state)
+    torch.testing.assert_close(plain().log_prob(torch.zeros(2)), expected)
+    double = snefy(2, 6).double()
+    double.load_state_dict(module.state_dict())
+    assert double().log_prob(x.double()).dtype == torch.float64
+    torch.testing.assert_close(copy.deepcopy(module)().log_prob(x), log_prob)
+    base = module().base
+    module.reset_parameters()
+    torch.testing.assert_close(module().base.loc, base.loc)
+    torch.testing.assert_close(module().base.scale, base.scale)
+    assert module.loc is None
+    module.initialize(x)
+    module.initialize(x / 1e3)
+    torch.testing.assert_close(module().base.loc, (x / 1e3).mean(0))
+
+
+def test_first_values_of_a_mixture_of_bases_are_in_units_of_the_data() -> None:
+    """Each normal law keeps the events near its own location."""
+    parts = [Gaussian(torch.tensor(loc), torch.tensor(10.0), event_dim=0) for loc in (100.0, 200.0)]
+    x = torch.cat([100 + torch.randn(300), 200 + 3 * torch.randn(700)])
+    found = snefy(Mixture(torch.zeros(2), parts), 6).initialize(x)().base
+    torch.testing.assert_close(found.bases[0].loc, torch.tensor(100.0), rtol=0, atol=0.5)
+    torch.testing.assert_close(found.bases[1].loc, torch.tensor(200.0), rtol=0, atol=1.0)
+    torch.testing.assert_close(found.bases[1].scale, torch.tensor(3.0), rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e4])
+def test_mixtures_far_from_the_origin(offset: float) -> None:
+    """Expectation maximisation in float32, against the law that the events are from."""
+    truth = dist.MixtureSameFamily(
+        dist.Categorical(torch.ones(2)),
+        dist.Normal(torch.tensor([[-1.5, -1.5], [1.0, 2.0]]), 0.5).to_event(1),
+    )
+    x = truth.sample((4000,))
+    found = fit_base(_mixture(2), x + offset)
+    divergence = (truth.log_prob(x) - found.log_density(x + offset)).mean()
+    assert -0.02 < divergence < 0.05
+
+
+@pytest.mark.parametrize(
+    "base",
+    [Gaussian(torch.zeros(2), scale_tril=torch.eye(2)), _mixture(2), NormalFamily(2)],
+    ids=str,
+)
+def test_one_row(base: Base) -> None:
+    x = torch.tensor([[3.0, 0.1]])
+    activation = Exp() if isinstance(base, NormalFamily) else Cos()
+    assert snefy(base, 4, activation=activation).initialize(x)().log_prob(x).isfinite().all()
+
+
+def test_events_outside_the_support() -> None:
+    x = torch.rand(20, 2)
+    x[7] = 1.5
+    box = UniformBox(torch.zeros(2), torch.ones(2))
+    with pytest.raises(ValueError, match=r"support .* row 7"):
+        snefy(box).initialize(x)
+    with pytest.raises(ValueError, match="support"):
+        snefy(UniformSphere(2)).initialize(x)
+    with pytest.raises(ValueError, match="finite x, got 1"):
+        snefy(()).initialize(torch.tensor([1.0, math.inf]))
+
+
+def test_scalars_without_a_base() -> None:
+    module = snefy((), 6)
+    assert module().event_shape == ()
+    assert module().log_prob(torch.tensor(0.3)).isfinite()
+
+
+@pytest.mark.parametrize("activation", [Cos, "cos"], ids=str)
+def test_activations_that_are_none(activation: object) -> None:
+    with pytest.raises(TypeError, match="activation to be an instance of Activation"):
+        snefy(2, 8, 1, activation)
+
+
+def test_priors_in_standardised_coordinates() -> None:
+    """The family is in the units of the data: W (x - l) / s + b = (W / s) x + b - W l / s."""
+    module = snefy(2, 5)
+    to_pyro_module_(module)
+    x = torch.tensor([1e3, -20.0]) + torch.tensor([50.0, 0.1]) * torch.randn(100, 2)
+    module.initialize(x)
+    module.weight = PyroSample(dist.Normal(torch.zeros(5, 2), 1.0).to_event(2))
+    module.base.loc = PyroSample(dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    trace = pyro.poutine.trace(_rows).get_trace(module, x)
+    weight, loc = (trace.nodes[name]["value"] for name in ("weight", "base.loc"))
+    mean, scale = x.mean(0), x.std(0, correction=0)
+    law = trace.nodes["x"]["fn"]
+    torch.testing.assert_close(law.weight, weight / scale)
+    torch.testing.assert_close(
+        law.bias, module.bias - (weight / scale) @ mean, rtol=1e-4, atol=1e-2
+    )
+    torch.testing.assert_close(law.base.loc, mean + scale * loc)

@@ -3,6 +3,7 @@ r"""Results of Pyro's inference, in the format of ArviZ."""
 __all__ = ["to_inference_data"]
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ Site = Any  # a node of a Pyro trace
 
 def to_inference_data(
     model: Callable[..., Any],
-    posterior: MCMC | Callable[..., Any] | Mapping[str, Tensor],
+    posterior: MCMC | Callable[..., Any] | Mapping[str, Any],
     *args: Any,
     num_samples: int = 1000,
     predictive: bool = True,
@@ -41,7 +42,7 @@ def to_inference_data(
     Arguments:
         model: The model. Its arguments include the observations. Its plates do not subsample.
         posterior: One of a :class:`pyro.infer.MCMC` that has run, the guide of an SVI, and a dict
-            of samples by the names of the sites, with shape :math:`(S, *)`.
+            of samples by the names of the sites, tensors or arrays with shape :math:`(S, *)`.
         args: Positional arguments of the model and of the guide.
         num_samples: The number of draws from a guide.
         predictive: Whether to draw new observations.
@@ -61,6 +62,10 @@ def to_inference_data(
     """
     import arviz  # here, because this import is slow
 
+    if not (isinstance(num_samples, Integral) and num_samples >= 1):
+        raise ValueError(
+            f"to_inference_data: expected an integer num_samples >= 1, got {num_samples!r}."
+        )
     with torch.no_grad():
         trace = poutine.trace(model).get_trace(*args, **kwargs)
         _check_plates(trace)
@@ -131,7 +136,7 @@ def _check_plates(trace: poutine.Trace) -> None:
 
 
 def _draw(
-    posterior: MCMC | Callable[..., Any] | Mapping[str, Tensor],
+    posterior: MCMC | Callable[..., Any] | Mapping[str, Any],
     latent: list[str],
     num_samples: int,
     args: Any,
@@ -140,10 +145,22 @@ def _draw(
     # Returns samples of shape (S, *), and the number of chains in them.
     if isinstance(posterior, MCMC):
         grouped = posterior.get_samples(group_by_chain=True)
+        if not grouped:
+            raise ValueError(
+                "to_inference_data: expected posterior to be an MCMC that has run, got one without "
+                "samples; call its method run first."
+            )
         chains = len(next(iter(grouped.values())))
         return {name: value.flatten(0, 1) for name, value in grouped.items()}, chains
     if isinstance(posterior, Mapping):
-        return dict(posterior), 1
+        samples = {name: torch.as_tensor(value) for name, value in posterior.items()}
+        shapes = {name: tuple(samples[name].shape) for name in latent if name in samples}
+        if () in shapes.values() or len({shape[0] for shape in shapes.values()}) > 1:
+            raise ValueError(
+                "to_inference_data: expected posterior to have samples of one number of draws, "
+                f"with shapes (S, *), got {shapes}."
+            )
+        return samples, 1
     if not callable(posterior):
         raise TypeError(
             "to_inference_data: expected posterior to be an MCMC, a guide or a dict of samples, "

@@ -4,10 +4,10 @@ __all__ = ["ConditionalSNEFY", "conditional_snefy"]
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from pyro.distributions import ConditionalDistribution
-from pyro.nn import DenseNN
 from torch import Tensor, nn
 
 from ..activations import Activation, Snake
@@ -15,11 +15,12 @@ from ..bases import Base, Standardized
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from .heads import Bias, Head, LocationScale, Parameters, ReadoutHead
-from .initialization import one_where_zero
-from .parameters import BaseModule, as_base
+from .initialization import checked_events, complete_rows, spread
+from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .units import location_scale, to_data_units
 
 
-class ConditionalSNEFY(nn.Module):
+class ConditionalSNEFY(FamilyModule):
     r"""A squared neural family whose parameters depend on a context.
 
     .. math:: p(x | c) = \frac{\mu(u)}{Z(c) \prod_i s_i(c)}
@@ -27,7 +28,9 @@ class ConditionalSNEFY(nn.Module):
 
     The module is registered as a :class:`pyro.distributions.ConditionalDistribution`. It
     standardises events and contexts by locations and scales that :meth:`initialize` takes from
-    data. Where the base is neither on the reals nor on real vectors, :math:`u = x`.
+    data. Where the base is neither on the reals nor on real vectors, :math:`u = x`, or
+    :math:`u = (x - l) / s` with constants where :class:`~pyro_snefy.learning.JointSNEFY` has them.
+    Weights under a constraint are stored unconstrained, as ``raw_weight``.
 
     Arguments:
         base: The base measure :math:`\mu`.
@@ -63,14 +66,12 @@ class ConditionalSNEFY(nn.Module):
         heads: Sequence[Head],
     ) -> None:
         super().__init__()
-        if any(isinstance(head, LocationScale) for head in heads) and base.support not in REALS:
-            raise ValueError(
-                "ConditionalSNEFY: expected a base on the reals or real vectors for LocationScale, "
-                f"got {base}."
-            )
+        _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"ConditionalSNEFY: expected net to be a torch.nn.Module, got {net!r}.")
         self.activation, self.heads = activation, tuple(heads)
         self.base = BaseModule(base)
-        self.weight = nn.Parameter(torch.empty(hidden_dim, base.num_statistics))
+        self._add_weight(torch.empty(hidden_dim, base.num_statistics))
         self.bias = nn.Parameter(torch.empty(hidden_dim))
         self.readout = nn.Parameter(torch.empty(readout_dim, hidden_dim))
         self.net = net
@@ -80,10 +81,14 @@ class ConditionalSNEFY(nn.Module):
         self.register_buffer("context_scale", torch.ones(context_dim))
         self.reset_parameters()
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
-        nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[-1]))
-        nn.init.normal_(self.bias)
+        if "weight" in self._constraints:
+            self._set_neuron_members(self._random_members())
+        else:
+            nn.init.normal_(self.weight, std=1 / math.sqrt(self.weight.shape[-1]))
+            nn.init.normal_(self.bias)
         nn.init.normal_(self.readout, std=1 / math.sqrt(self.readout.shape[-1]))
 
     @torch.no_grad()
@@ -91,19 +96,41 @@ class ConditionalSNEFY(nn.Module):
         r"""Takes the locations and scales of events and contexts from a sample of the data.
 
         Contexts are always standardised. Events are standardised where the base is on the reals
-        or on real vectors.
+        or on real vectors, and as by :meth:`JointSNEFY.initialize` elsewhere.
 
         Arguments:
             x: Events, with shape :math:`(N, \text{event})`. NaN marks what is not observed.
             context: Contexts, with shape :math:`(N, \text{context\_dim})`.
         """
-        if self.base().support in REALS:
-            loc = x.nanmean(0)
-            self.loc.copy_(loc)
-            self.scale.copy_(one_where_zero((x - loc).square().nanmean(0).sqrt()))
+        base = self.base()
+        x = checked_events("ConditionalSNEFY", base, x, self.loc)
+        self._check_context(context)
+        if context.shape != (len(x), len(self.context_loc)) or not context.isfinite().all():
+            raise ValueError(
+                "ConditionalSNEFY: expected a finite context with shape "
+                f"{(len(x), len(self.context_loc))}, one row for each row of x, got shape "
+                f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
+            )
+        if base.support in REALS:
+            self.loc.copy_(x.nanmean(0))
+            self.scale.copy_(spread(x))
+        elif (units := location_scale(base, complete_rows(x), False)) is not None:
+            self.loc.copy_(units[0])
+            self.scale.copy_(units[1])
+        context = context.to(self.context_loc)
         self.context_loc.copy_(context.mean(0))
-        self.context_scale.copy_(one_where_zero(context.std(0)))
+        n = len(context)
+        self.context_scale.copy_(spread(context) * math.sqrt(n / max(n - 1, 1)))
         return self
+
+    def _check_context(self, context: Tensor) -> None:
+        if not isinstance(context, Tensor):
+            raise TypeError(f"ConditionalSNEFY: expected context to be a Tensor, got {context!r}.")
+        if context.dim() < 1 or context.shape[-1] != len(self.context_loc):
+            raise ValueError(
+                f"ConditionalSNEFY: expected context with shape (*, {len(self.context_loc)}), "
+                f"got {tuple(context.shape)}."
+            )
 
     def condition(self, context: Tensor) -> SNEFY:
         r"""The distribution of events given contexts.
@@ -114,13 +141,21 @@ class ConditionalSNEFY(nn.Module):
         Returns:
             A SNEFY with batch shape :math:`(*)`.
         """
-        if context.dim() < 1 or context.shape[-1] != len(self.context_loc):
-            raise ValueError(
-                f"ConditionalSNEFY: expected context with shape (*, {len(self.context_loc)}), "
-                f"got {tuple(context.shape)}."
+        self._check_context(context)
+        dtype = self.context_loc.dtype
+        inputs = (context - self.context_loc) / self.context_scale
+        if inputs.dtype != dtype:
+            raise TypeError(
+                f"ConditionalSNEFY: expected context with the dtype {dtype} of the module, got "
+                f"{context.dtype}; convert one of them."
             )
-        outputs = self.net((context - self.context_loc) / self.context_scale)
-        outputs = outputs.to(self.weight.dtype)  # torch.autocast makes networks emit half precision
+        outputs = self.net(inputs)
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                "ConditionalSNEFY: expected net to return one Tensor, with the outputs of all "
+                f"heads in its last dimension, got {type(outputs).__name__}."
+            )
+        outputs = outputs.to(dtype)  # torch.autocast makes networks emit half precision
         parameters = Parameters(self.loc, self.scale, self.bias, self.readout)
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
@@ -130,16 +165,14 @@ class ConditionalSNEFY(nn.Module):
             )
         for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
-        base = self.base()
+        base: Base = self.base()
+        weight: Tensor = self.weight
+        bias = parameters.bias
         if base.support in REALS:
             base = Standardized(base, parameters.loc, parameters.scale, validate_args=False)
-        family = SNEFY(
-            self.weight,
-            parameters.bias,
-            parameters.readout,
-            activation=self.activation,
-            base=base,
-        )
+        else:
+            base, weight, bias = to_data_units(base, weight, bias, self.loc, self.scale)
+        family = SNEFY(weight, bias, parameters.readout, activation=self.activation, base=base)
         return family.expand(context.shape[:-1])  # heads may leave every parameter as it is
 
     def forward(self, context: Tensor) -> SNEFY:
@@ -150,20 +183,51 @@ class ConditionalSNEFY(nn.Module):
 ConditionalDistribution.register(ConditionalSNEFY)
 
 
-class _AsinhNet(DenseNN):
-    r"""The network :math:`f(\operatorname{asinh}(c))`.
+def _check(
+    base: Base,
+    context_dim: int,
+    hidden_dim: int,
+    readout_dim: int,
+    activation: Activation,
+    heads: Sequence[Head],
+) -> None:
+    caller = "ConditionalSNEFY"
+    check_sizes(caller, context_dim=context_dim, hidden_dim=hidden_dim, readout_dim=readout_dim)
+    check_family(caller, activation, base, bias=True)
+    if not (isinstance(heads, Sequence) and all(isinstance(head, Head) for head in heads)):
+        raise TypeError(
+            f"{caller}: expected heads to be a sequence of heads such as [Bias()], got {heads!r}."
+        )
+    if len({type(head) for head in heads}) != len(heads):
+        raise ValueError(f"{caller}: expected heads of different types, got {heads!r}.")
+    if any(isinstance(head, LocationScale) for head in heads) and base.support not in REALS:
+        raise ValueError(
+            f"{caller}: expected a base on the reals or real vectors for LocationScale, got {base}."
+        )
 
-    A network of rectifiers is linear far from the data: at an outlying context it would emit
-    a location far from the truth, with a small scale. asinh is close to the identity near zero
-    and logarithmic far from zero, which brings outlying contexts near the others.
-    """
 
-    def forward(self, x: Tensor) -> Sequence[Tensor] | Tensor:  # type: ignore[override]
-        return super().forward(x.asinh())
+class _AsinhNet(nn.Module):
+    # A network of rectifiers is linear far from the data: at an outlying context it would emit a
+    # location far from the truth, with a small scale. asinh brings outlying contexts near.
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
+        # Small outputs: the family starts out nearly the same for every context.
+        last_weight, last_bias = self.layers[-1].parameters()
+        nn.init.normal_(last_weight, std=0.01)
+        nn.init.zeros_(last_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.asinh()
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        outputs: Tensor = self.layers[-1](x)
+        return outputs
 
 
 def conditional_snefy(
-    base_or_dim: Base | int,
+    base_or_dim: Base | int | tuple[()],
     context_dim: int,
     hidden_dim: int = 32,
     readout_dim: int = 16,
@@ -187,16 +251,16 @@ def conditional_snefy(
 
     Arguments:
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of a standard normal
-            base.
+            base, or ``()`` for one on the reals.
         context_dim: The length of a context.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the family's network crosses zero.
         activation: The activation :math:`\sigma`. The default is a fast snake (Ziyin, Hartwig and
             Ueda, arXiv:2006.08195).
-        hidden_dims: The sizes of the hidden layers of the default network. This network applies
-            asinh to standardised contexts first, so that an outlying context does not drive its
-            outputs far away.
+        hidden_dims: The sizes of the hidden layers of the default network, ``()`` for none. This
+            network applies asinh to standardised contexts first, so that an outlying context does
+            not drive its outputs far away.
         net: A module from standardised contexts to the outputs that the heads take, instead of
             the default network. For the bias alone, it emits ``hidden_dim`` outputs.
         heads: Any of :class:`Bias`, :class:`ReadoutHead`, :class:`LocationScale` and heads of your
@@ -215,12 +279,11 @@ def conditional_snefy(
         place = (LocationScale(),) if base.support in REALS else ()
         heads = (*place, Bias(), ReadoutHead()) if net is None else (Bias(),)
     if net is None:
+        _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
+        sizes = {f"hidden_dims[{k}]": size for k, size in enumerate(hidden_dims)}
+        check_sizes("conditional_snefy", **sizes)
         event = torch.empty(base.event_shape)
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         outputs = sum(head.size(Parameters(event, event, bias, readout)) for head in heads)
-        net = _AsinhNet(context_dim, list(hidden_dims), [outputs])
-        # Small outputs: the family starts out nearly the same for every context.
-        last_weight, last_bias = net.layers[-1].parameters()
-        nn.init.normal_(last_weight, std=0.01)
-        nn.init.zeros_(last_bias)
+        net = _AsinhNet([context_dim, *hidden_dims, outputs])
     return ConditionalSNEFY(base, context_dim, net, hidden_dim, readout_dim, activation, heads)

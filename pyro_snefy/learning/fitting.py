@@ -2,6 +2,7 @@ r"""Maximum likelihood by SVI, with minibatches, validation and early stopping."
 
 __all__ = ["History", "fit"]
 
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
+
+from .parameters import check_sizes
 
 # The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
 # poor in the first steps.
@@ -35,6 +38,8 @@ class History:
         validation_nll: The mean negative log-likelihood of the validation rows, after each epoch.
             It is empty if there are no validation rows.
         best_epoch: The epoch whose parameters were kept, counted from 0.
+        kept_start: Whether the parameters before the first epoch were better than after all
+            epochs, and were kept instead.
         interrupted: Whether Ctrl-C ended the fit.
 
     Example:
@@ -46,6 +51,7 @@ class History:
     validation_nll: list[float] = field(default_factory=list)
     best_epoch: int | None = None
     interrupted: bool = False
+    kept_start: bool = False
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the curves with matplotlib, and returns the axes.
@@ -61,7 +67,7 @@ class History:
         if self.validation_nll:
             epochs = range(1, len(self.validation_nll) + 1)
             ax.plot(epochs, self.validation_nll, label="validation")
-        if self.best_epoch is not None:
+        if self.best_epoch is not None and not self.kept_start:
             ax.axvline(self.best_epoch + 1, ls=":", c="grey", label="kept")
         ax.set(xlabel="epoch", ylabel="negative log-likelihood (nats)")
         ax.legend(frameon=False)
@@ -77,7 +83,14 @@ class _Likelihood(nn.Module):
 
     def distribution(self, context: Tensor | None) -> Any:
         distribution = self.module() if context is None else self.module(context)
-        return distribution.partially_observed() if self.partial else distribution
+        if not self.partial or not distribution.event_shape:
+            return distribution
+        if not hasattr(distribution, "partially_observed"):
+            raise ValueError(
+                f"fit: expected x without NaN, because {type(distribution).__name__} has no method "
+                "partially_observed, got NaN."
+            )
+        return distribution.partially_observed()
 
     def forward(self, x: Tensor, context: Tensor | None) -> None:
         distribution = self.distribution(context)
@@ -110,7 +123,8 @@ def fit(
 
     Optimisation is Pyro's SVI with Adam (Kingma and Ba, arXiv:1412.6980). The learning rate rises
     for 2 % of the steps, and then falls to zero along a cosine. Gradients with a norm above 10 are
-    scaled down to 10. However the fit ends, the module has the parameters of its best epoch.
+    scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
+    the parameters that it started from if no epoch is better.
 
     Arguments:
         module: A module that returns a distribution when it is called, with contexts if there are
@@ -125,7 +139,7 @@ def fit(
         lr: The highest learning rate. Families without a context learn well with up to 0.03, and
             large networks with about 0.003.
         validation: The share of rows, drawn at random, that are held out to choose the best epoch.
-            With 0, the last epoch is kept.
+            With 0, the last epoch is kept unless the rows are less likely than at the start.
         patience: The fit stops after this many epochs without a better validation value.
         progress: Whether to show a progress bar.
 
@@ -143,9 +157,13 @@ def fit(
         >>> len(history.validation_nll)
         3
     """
-    _check(module, x, context, max_epochs, batch_size, lr, validation, patience)
+    _check(module, x, context, lr, validation)
+    check_sizes("fit", max_epochs=max_epochs, batch_size=batch_size, patience=patience)
+    max_epochs, batch_size, patience = int(max_epochs), int(batch_size), int(patience)
+    x, context = x.detach(), None if context is None else context.detach()
     model = _Likelihood(module, partial=bool(x.isnan().any()))
     train, held_out = _split(x, context, validation)
+    judges = train if held_out is None else held_out
     steps = -(-len(train[0]) // batch_size)
     total = steps * max_epochs
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -153,7 +171,7 @@ def fit(
     optimizer = torch.optim.Adam(parameters, lr=lr, fused=fused)
     schedule = LambdaLR(optimizer, _Schedule(total))
     elbo = Trace_ELBO()(model, _NoLatents())
-    history, best, was_training = History(), _Best(module), module.training
+    history, was_training = History(), module.training
 
     def finish_epoch(losses: list[Tensor], epoch: int) -> None:
         # Losses are read once in an epoch, so that no step waits for the device.
@@ -179,6 +197,7 @@ def fit(
         _check_support(model, x, context, batch_size)
         with pyro.validation_enabled(False):
             losses: list[Tensor] = []
+            best = _Best(module, _evaluate(model, judges, batch_size).item())
             try:
                 for epoch in range(max_epochs):
                     module.train()
@@ -202,17 +221,16 @@ def fit(
                     finish_epoch(losses, len(history.train_nll))
             finally:
                 best.restore()
+                if held_out is None and history.best_epoch is not None:
+                    best.offer_end(_evaluate(model, judges, batch_size).item())
+                history.kept_start = best.values is best.first
                 module.train(was_training)
     return history
 
 
 class _Schedule:
-    r"""A factor of the learning rate: a linear rise times a cosine that falls from 1 to 0.
-
-    .. math:: \min\left(1, \frac{k + 1}{w}\right) \frac{1 + \cos(\pi k / K)}{2}
-
-    at step :math:`k` of :math:`K`, with a rise of :math:`w` steps.
-    """
+    # A factor of the learning rate: min(1, (k + 1) / w) (1 + cos(πk / K)) / 2 at step k of K, with
+    # a rise of w steps.
 
     def __init__(self, steps: int) -> None:
         self.steps, self.warm_up = steps, 1 + int(_WARM_UP * steps)
@@ -223,25 +241,36 @@ class _Schedule:
 
 
 class _Best:
-    r"""A copy of the parameters and buffers of a module at its lowest score."""
+    r"""A copy of the parameters and buffers of a module at its lowest score, the start included."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, score: float) -> None:
         self.tensors = [*module.parameters(), *module.buffers()]
-        self.score, self.waited = math.inf, 0
-        self._keep()
+        self.start = score if math.isfinite(score) else math.inf
+        self.lowest, self.waited = math.inf, 0  # of the epochs: patience is not about the start
+        self.values = self.first = self._copies()
 
     @torch.no_grad()
-    def _keep(self) -> None:
-        self.values = [tensor.clone() for tensor in self.tensors]
+    def _copies(self) -> list[Tensor]:
+        return [tensor.clone() for tensor in self.tensors]
 
     def offer(self, score: float | None) -> bool:
-        """Copies the present values if their score is the lowest so far, or if it is None."""
-        if score is not None and score >= self.score:
+        """Whether a score is the lowest of the epochs so far, or None.
+
+        The present values are kept if the score is lower than at the start, too.
+        """
+        if score is not None and score >= self.lowest:
             self.waited += 1
             return False
-        self.score, self.waited = math.inf if score is None else score, 0
-        self._keep()
+        self.lowest, self.waited = math.inf if score is None else score, 0
+        if score is None or score < self.start:
+            self.values = self._copies()
         return True
+
+    def offer_end(self, score: float) -> None:
+        """Goes back to the start if the score of the end is higher."""
+        if not score <= self.start:
+            self.values = self.first
+            self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -302,6 +331,11 @@ def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_
     model.eval()
     for k, (rows, given) in enumerate(_batches((x, context), 4 * batch_size)):
         distribution = model.distribution(given)
+        if model.partial and not distribution.event_shape:
+            raise ValueError(
+                f"fit: expected x without NaN where events are scalars, got {int(x.isnan().sum())} "
+                "NaN; leave these rows out."
+            )
         if rows.shape[1:] != distribution.event_shape:
             expected = ", ".join(map(str, ("N", *distribution.event_shape)))
             raise ValueError(f"fit: expected x with shape ({expected}), got {tuple(x.shape)}.")
@@ -315,14 +349,7 @@ def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_
 
 
 def _check(
-    module: nn.Module,
-    x: Tensor,
-    context: Tensor | None,
-    max_epochs: int,
-    batch_size: int,
-    lr: float,
-    validation: float,
-    patience: int,
+    module: nn.Module, x: Tensor, context: Tensor | None, lr: float, validation: float
 ) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"fit: expected module to be a torch.nn.Module, got {module!r}.")
@@ -331,6 +358,10 @@ def _check(
     for name, value in (("x", x), ("context", context)):
         if not (isinstance(value, Tensor) or (value is None and name == "context")):
             raise TypeError(f"fit: expected {name} to be a Tensor, got {value!r}.")
+        if value is not None and value.dim() < 1:
+            raise ValueError(f"fit: expected {name} with one row for each event, got shape ().")
+    if len(x) and x.isnan().all():
+        raise ValueError("fit: expected x with observed values, got NaN alone.")
     for name, bad in (
         ("x", x.isinf()),
         ("context", None if context is None else ~context.isfinite()),
@@ -343,10 +374,14 @@ def _check(
         raise ValueError(
             f"fit: expected one context for each row of x, got {len(context)} and {len(x)}."
         )
-    counts = {"max_epochs": max_epochs, "batch_size": batch_size, "patience": patience}
-    for name, count in counts.items():
-        if not (isinstance(count, int) and count >= 1):
-            raise ValueError(f"fit: expected an integer {name} >= 1, got {count!r}.")
+    try:
+        inspect.signature(module.forward).bind(*(() if context is None else (context,)))
+    except TypeError as error:
+        kind = "a context" if context is None else "no context"
+        raise TypeError(
+            f"fit: expected {kind} for {type(module).__name__}, got "
+            f"{'None' if context is None else tuple(context.shape)}: {error}."
+        ) from None
     if not (math.isfinite(lr) and lr > 0):
         raise ValueError(f"fit: expected a finite lr > 0, got {lr!r}.")
     if not 0 <= validation < 1:

@@ -2,10 +2,11 @@ r"""First values from data: bases by moments, neurons that vary where the events
 
 __all__ = [
     "centred_members",
+    "checked_events",
     "complete_rows",
     "fit_base",
-    "one_where_zero",
     "random_rows",
+    "spread",
     "spread_neurons",
     "subsample",
 ]
@@ -40,12 +41,7 @@ _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
 def random_rows(x: Tensor, count: int) -> Tensor:
-    r"""A given number of events at random, without replacement if there are enough of them.
-
-    Arguments:
-        x: The events, with shape :math:`(N, \text{event})`.
-        count: How many to draw.
-    """
+    r"""A given number of events at random, without replacement if there are enough of them."""
     if len(x) >= count:
         index = torch.randperm(len(x), device=x.device)[:count]
     else:
@@ -58,16 +54,39 @@ def subsample(x: Tensor) -> Tensor:
     return random_rows(x, min(len(x), _ROWS))
 
 
+def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:
+    r"""Events in the dtype and device of a tensor; raises unless they are events of the base."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{caller}: expected x to be a Tensor, got {x!r}.")
+    if x.dim() < 1 or x.shape[1:] != base.event_shape or not len(x):
+        event = ", ".join(map(str, ("N", *base.event_shape)))
+        raise ValueError(
+            f"{caller}: expected x with shape ({event}) and N >= 1, got {tuple(x.shape)}."
+        )
+    x = x.to(like.device)
+    if x.isinf().any():
+        raise ValueError(
+            f"{caller}: expected a finite x, got {int(x.isinf().sum())} values that are not."
+        )
+    missing = x.isnan().reshape(len(x), -1).any(-1)
+    inside = base.contains(x) | missing
+    if not inside.all():
+        row = int(inside.int().argmin())
+        raise ValueError(
+            f"{caller}: expected x in the support {base.support}, got {x[row]} in row {row}."
+        )
+    if x.isnan().all(0).any():
+        raise ValueError(
+            f"{caller}: expected x with values of every coordinate, got one with NaN alone."
+        )
+    return base.cast(x, like.dtype)
+
+
 def complete_rows(x: Tensor) -> Tensor:
-    r"""Events without NaN.
+    r"""The complete events, if there are at least 100 or if events are scalars.
 
-    The result is the complete events, if there are at least 100 or if events are scalars.
-    Otherwise all events are kept, and each NaN is replaced by a random observed value of the same
-    coordinate, which preserves the distribution of every single coordinate. If a coordinate is
-    never observed, the result is empty.
-
-    Arguments:
-        x: The events, with shape :math:`(N, \text{event})`.
+    Otherwise each NaN is replaced by a random observed value of the same coordinate, which
+    preserves the distribution of each coordinate.
     """
     missing = x.isnan()
     complete = ~(missing.any(-1) if x.dim() > 1 else missing)
@@ -76,8 +95,6 @@ def complete_rows(x: Tensor) -> Tensor:
     columns = []
     for column, gaps in zip(x.unbind(-1), missing.unbind(-1), strict=True):
         observed = column[~gaps]
-        if not len(observed):
-            return x[:0]
         drawn = observed[torch.randint(len(observed), column.shape, device=x.device)]
         columns.append(torch.where(gaps, drawn, column))
     return torch.stack(columns, dim=-1)
@@ -85,13 +102,9 @@ def complete_rows(x: Tensor) -> Tensor:
 
 @singledispatch
 def fit_base(base: Base, x: Tensor) -> Base:
-    r"""A base of the same type and shapes, fitted to events by moments.
+    r"""A base of the same type and shapes, fitted to events without NaN by moments.
 
     A base without tensors to learn, or with a batch shape, is returned as it is.
-
-    Arguments:
-        base: The base.
-        x: The events, without NaN, with shape :math:`(N, \text{event})`.
     """
     return base
 
@@ -102,11 +115,16 @@ def _gaussian(base: Gaussian, x: Tensor) -> Gaussian:
         return base
     loc = _shaped(x.mean(0), base.loc)
     if base.scale_tril is not None:
-        ridge = torch.diag_embed(1e-6 * _variance(x))
-        tril = torch.linalg.cholesky(torch.cov(x.mT).reshape(ridge.shape) + ridge)
-        return Gaussian(loc, scale_tril=tril, validate_args=False)
+        # In units of the spread, so that the covariance of many units is well conditioned.
+        white = (x - x.mean(0)) / spread(x)
+        covariance = torch.cov(white.mT, correction=0).reshape(x.shape[1:] * 2)
+        # A constant coordinate has variance zero there, and gets its spread of one.
+        constant = covariance.diagonal() < 0.5
+        ridge = torch.where(constant, 1.0, 1e-6).diag_embed()
+        tril = spread(x).unsqueeze(-1) * torch.linalg.cholesky(covariance + ridge)
+        return Gaussian(loc, scale_tril=_shaped(tril, base.scale_tril), validate_args=False)
     assert base.scale is not None
-    scale = _shaped(_variance(x).sqrt(), base.scale)
+    scale = _shaped(spread(x), base.scale)
     return Gaussian(loc, scale, event_dim=base.event_dim, validate_args=False)
 
 
@@ -117,13 +135,16 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     if base.batch_shape:
         return base
     x = subsample(x)
+    # Far from the origin, second moments would cancel in float32.
+    middle = x.mean(0)
+    x = x - middle
     count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
-    floor = 1e-6 * _variance(x)
+    floor = 1e-6 * spread(x).square()
     loc, distance = x[:1], x.new_full((len(x),), torch.inf)
     for _ in range(1, count):
         distance = torch.minimum(distance, (x - loc[-1]).square().sum(-1))
         loc = torch.cat([loc, x[torch.multinomial(distance + 1e-12 * floor.sum(), 1)]])
-    scale = (_variance(x) / count ** (2 / x.shape[-1])).sqrt().expand(loc.shape)
+    scale = (spread(x) / count ** (1 / x.shape[-1])).expand(loc.shape)
     logits = torch.zeros_like(loc[:, 0])
     for _ in range(_ROUNDS):
         gaussians = Gaussian(loc, scale, validate_args=False)
@@ -131,13 +152,14 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
         # 1e-3 of an event at the present location keeps a component without events finite.
         mass = shares.sum(0) + 1e-3
         loc = (shares.mT @ x + 1e-3 * loc) / mass.unsqueeze(-1)
-        square = (shares.mT @ x.square() + 1e-3 * (loc.square() + floor)) / mass.unsqueeze(-1)
-        scale = (square - loc.square()).clamp(min=floor).sqrt()
+        # About the own location of a component, whose scale may be far below the distance of two.
+        square = torch.einsum("nk,nkd->kd", shares, (x.unsqueeze(-2) - loc).square())
+        scale = ((square + 1e-3 * floor) / mass.unsqueeze(-1)).clamp(min=floor).sqrt()
         logits = mass.log()
     logits = logits - logits.mean()
     return GaussianMixture(
         _shaped(logits, base.logits),
-        _shaped(loc, base.loc),
+        _shaped(loc + middle, base.loc),
         _shaped(scale, base.scale),
         validate_args=False,
     )
@@ -190,17 +212,16 @@ def _product(base: Product, x: Tensor) -> Product:
 
 @fit_base.register
 def _standardized(base: Standardized, x: Tensor) -> Standardized:
-    loc, scale = _shaped(x.mean(0), base.loc), _shaped(_variance(x).sqrt(), base.scale)
+    loc, scale = _shaped(x.mean(0), base.loc), _shaped(spread(x), base.scale)
     return Standardized(base.base, loc, scale, validate_args=False)
 
 
-def one_where_zero(spread: Tensor) -> Tensor:
-    r"""Variances or scales, with 1 for those that are zero or NaN: constants have no scale."""
-    return torch.where(spread > 0, spread, 1.0)
-
-
-def _variance(x: Tensor) -> Tensor:
-    return one_where_zero(x.var(0, correction=0))
+def spread(x: Tensor) -> Tensor:
+    r"""The standard deviation of each coordinate where it is not NaN, and 1 if it is constant."""
+    loc = x.nanmean(0)
+    scale = (x - loc).square().nanmean(0).sqrt()
+    # The mean of equal numbers differs from them by its rounding.
+    return torch.where(scale > 4 * torch.finfo(x.dtype).eps * loc.abs(), scale, 1.0)
 
 
 def _shaped(value: Tensor, like: Tensor) -> Tensor:
@@ -216,37 +237,30 @@ def centred_members(base: Base, centres: Tensor, x: Tensor) -> Tensor | None:
     .. math:: p_i(x) = \mu(x) \exp(\eta_i \cdot t(x) - A(\eta_i)), \quad
         \mathbb{E}_{p_i}[x] \approx c_i
 
-    Normal, gamma and Dirichlet members have half the variance of the events.
-
-    Arguments:
-        base: The base :math:`\mu`.
-        centres: The events :math:`c_i`, with shape :math:`(n, \text{event})`.
-        x: All events, with shape :math:`(N, \text{event})`.
-
-    Returns:
-        The natural parameters :math:`\eta`, with shape :math:`(n, D)`. None for a base without a
-        rule: it is a probability distribution, and :func:`spread_neurons` tilts it instead.
+    Normal, gamma and Dirichlet members have half the variance of the events ``x``. The result is
+    None for a base without a rule, which is a probability distribution that
+    :func:`spread_neurons` tilts instead.
     """
     return None
 
 
 @centred_members.register
 def _normal_family(base: NormalFamily, centres: Tensor, x: Tensor) -> Tensor:
-    variance = _variance(x) / 2
+    variance = spread(x).square() / 2
     return torch.cat([centres / variance, (-0.5 / variance).expand(centres.shape)], dim=-1)
 
 
 @centred_members.register
 def _gamma_family(base: GammaFamily, centres: Tensor, x: Tensor) -> Tensor:
     # A concentration of at least 1 keeps the density finite at zero.
-    concentration = (centres.square() / (_variance(x) / 2)).clamp(min=1.0)
+    concentration = (2 * (centres / spread(x)).square()).clamp(min=1.0)
     return torch.stack([concentration - 1, concentration / centres], dim=-1)
 
 
 @centred_members.register
 def _dirichlet_family(base: DirichletFamily, centres: Tensor, x: Tensor) -> Tensor:
     mean = x.mean(0)
-    total = (mean * (1 - mean)).sum() / (_variance(x) / 2).sum() - 1
+    total = (mean * (1 - mean)).sum() / (spread(x).square() / 2).sum() - 1
     return (total.clamp(min=1.0) * centres - 1).clamp(min=0.0)
 
 
@@ -288,16 +302,8 @@ def spread_neurons(activation: Activation, statistic: Tensor, count: int) -> tup
     where :math:`\epsilon_i` is standard normal, :math:`s` is the standard deviation of the
     statistics, :math:`x_{k_i}` is a random event, and :math:`u_i` is uniform on :math:`[0, 1)`.
     The gain :math:`g_i` is the standard deviation of the preactivations.
-
-    Arguments:
-        activation: The activation.
-        statistic: The statistics :math:`t(x)` of events, with shape :math:`(N, D)`.
-        count: The number :math:`n` of neurons.
-
-    Returns:
-        The weights, with shape :math:`(n, D)`, and the biases, with shape :math:`(n,)`.
     """
-    scale = _variance(statistic).sqrt()
+    scale = spread(statistic)
     weight = torch.randn(count, len(scale), dtype=scale.dtype, device=scale.device)
     gain = _gain(activation, torch.rand_like(weight[:, :1]))
     weight = gain * weight / (scale * math.sqrt(len(scale)))

@@ -2,31 +2,33 @@ r"""Learnable squared neural families, without a context."""
 
 __all__ = ["JointSNEFY", "snefy"]
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.distributions import transform_to
 
 from ..activations import Activation, Cis, Cos, Exp
-from ..bases import Base, FourierBase, LaplaceBase
-from ..constraints import is_real
+from ..bases import Base, FourierBase
 from ..distributions.snefy import SNEFY
-from ..kernels.registry import check_closed_form, closed_form
+from ..kernels.registry import closed_form
 from .initialization import (
     centred_members,
+    checked_events,
     complete_rows,
     fit_base,
     random_rows,
     spread_neurons,
     subsample,
 )
-from .parameters import BaseModule, ConstrainedModule, as_base
+from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .units import location_scale, moved, to_data_units
 
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
 # breaks the symmetry between neurons, and leaves the density close to the base.
 _NOISE = 0.2
 
 
-class JointSNEFY(ConstrainedModule):
+class JointSNEFY(FamilyModule):
     r"""A module that owns the parameters of a squared neural family.
 
     .. math:: p(x) = \frac{\mu(x)}{Z} \left\| V \sigma(W t(x) + b) \right\|^2
@@ -37,6 +39,14 @@ class JointSNEFY(ConstrainedModule):
     Constrained parameters are stored unconstrained: the weights of exponential families as
     ``raw_weight``, the scale of a Gaussian base as ``base.raw_scale``. In a
     :class:`pyro.nn.PyroModule` each of them may have a prior, under its name without ``raw_``.
+
+    After :meth:`initialize`, parameters are those of :math:`u = (x - l) / s`: a fit does not depend
+    on the units of the data, and a prior is a prior in standardised coordinates. The buffers
+    ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
+    The family that the module returns is in the units of the data, its base and weights
+    included. Normal laws and their mixtures, boxes, intervals and
+    :class:`~pyro_snefy.bases.NormalFamily` have a location and a scale,
+    :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
 
     Arguments:
         base: The base measure :math:`\mu`.
@@ -52,6 +62,10 @@ class JointSNEFY(ConstrainedModule):
         ['weight', 'bias', 'readout', 'base.loc', 'base.raw_scale']
     """
 
+    bias: nn.Parameter | None
+    loc: Tensor | None
+    scale: Tensor | None
+
     def __init__(
         self,
         base: Base,
@@ -61,40 +75,33 @@ class JointSNEFY(ConstrainedModule):
         learn_base: bool,
     ) -> None:
         super().__init__()
-        for name, size in (("hidden_dim", hidden_dim), ("readout_dim", readout_dim)):
-            if not (isinstance(size, int) and size >= 1):
-                raise ValueError(f"JointSNEFY: expected an integer {name} >= 1, got {size!r}.")
-        check_closed_form(activation, base, bias=False)
+        check_sizes("JointSNEFY", hidden_dim=hidden_dim, readout_dim=readout_dim)
+        check_family("JointSNEFY", activation, base, bias=False)
         self.activation, self.learn_base = activation, learn_base
         self.base = BaseModule(base, learn_base)
         like = next((value for _, value in base.tensors()), torch.empty(()))
-        weight = like.new_empty(hidden_dim, base.num_statistics)
-        if is_real(base.weight_constraint(activation)):
-            self.weight = nn.Parameter(weight)
-        else:
-            self.raw_weight = nn.Parameter(weight)
-            self._constraints["weight"] = None  # see `constraint`: it changes with the base
+        self._add_weight(like.new_empty(hidden_dim, base.num_statistics))
         has_bias = closed_form(activation, base, bias=True)
         self.bias = nn.Parameter(like.new_empty(hidden_dim)) if has_bias else None
         self.readout = nn.Parameter(like.new_empty(readout_dim, hidden_dim))
         if isinstance(activation, Cis):
             # Two real parameters, because Module.double() does not convert a complex one.
             self.readout_imag = nn.Parameter(like.new_empty(readout_dim, hidden_dim))
+        self._set_units(None, None)
+        self.register_load_state_dict_pre_hook(_take_units)
         self.reset_parameters()
-
-    def constraint(self, name: str) -> object:
-        return self.base().weight_constraint(self.activation)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws new weights, biases and readouts. The base stays as it is."""
-        base = self.base()
-        weight = torch.randn_like(self._raw_weight)
+        """Draws new weights, biases and readouts, for :math:`u = x`. The base stays as it is."""
+        base = self._data_base()
+        if self.loc is not None:
+            self.base.set(base)
+            self._set_units(None, None)
         if "weight" in self._constraints:
-            assert isinstance(self.activation, Exp)
-            weight = transform_to(self.constraint("weight"))(weight)
-            self._set_members(base, 2 * self.activation.scale * weight)
+            self._set_members(self._random_members())
             return
+        weight = self._raw_weight
         statistic = torch.randn(256, base.num_statistics, dtype=weight.dtype, device=weight.device)
         law = base.latent(weight)
         if isinstance(law, FourierBase):
@@ -111,24 +118,21 @@ class JointSNEFY(ConstrainedModule):
         If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
         maximisation. The neurons then vary on the scale of the data, and the readout makes the
         density close to the density of the base. With an exponential family, each squared neuron
-        becomes a member of the family instead, centred at an event.
+        becomes a member of the family instead, centred at an event. The location and the scale of
+        the events become the coordinates in which parameters are learnt.
 
         Arguments:
             x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are dropped if enough
                 complete rows remain; else the gaps are filled by values of other rows.
         """
-        base = self.base()
-        x = x.to(self._raw_weight)
-        if x.shape[1:] != base.event_shape or not len(x):
-            event = ", ".join(map(str, ("N", *base.event_shape)))
-            raise ValueError(
-                f"JointSNEFY: expected x with shape ({event}) and N >= 1, got {tuple(x.shape)}."
-            )
-        x = complete_rows(x)
-        if not len(x):
-            raise ValueError(
-                "JointSNEFY: expected x with values of every coordinate, got one with NaN alone."
-            )
+        base = self._data_base()
+        x = complete_rows(checked_events("JointSNEFY", base, x, self._raw_weight))
+        units = location_scale(base, x, self.learn_base)
+        if units is not None and not base.batch_shape and self.bias is not None:
+            loc, scale = units
+            self._set_units(loc, scale)
+            x = (x - loc) / scale
+            base = moved(base, -loc / scale, 1 / scale) if self.learn_base else base
         if self.learn_base:
             self.base.set(fit_base(base, x))
             base = self.base()
@@ -137,16 +141,23 @@ class JointSNEFY(ConstrainedModule):
         if isinstance(self.activation, Exp):
             members = centred_members(base, random_rows(x, len(self._raw_weight)), x)
         if members is not None:
-            self._set_members(base, members)
+            self._set_members(members)
         elif "weight" in self._constraints:
-            self.reset_parameters()
+            self._set_members(self._random_members())
         else:
             self._set_neurons(base.statistic(x))
         return self
 
-    @property
-    def _raw_weight(self) -> Tensor:
-        return self.raw_weight if "weight" in self._constraints else self.weight
+    def _set_units(self, loc: Tensor | None, scale: Tensor | None) -> None:
+        self.register_buffer("loc", loc)
+        self.register_buffer("scale", scale)
+
+    def _data_base(self) -> Base:
+        # The base in the units of the data. A base that is not learnt is in these units anyway.
+        base: Base = self.base()
+        if self.loc is None or self.scale is None or not self.learn_base:
+            return base
+        return moved(base, self.loc, self.scale)
 
     def _set_neurons(self, statistic: Tensor) -> None:
         m, n = self.readout.shape
@@ -169,15 +180,9 @@ class JointSNEFY(ConstrainedModule):
             readout[0, 0] = 1.0
         self._set_readout(readout / sizes)
 
-    def _set_members(self, base: Base, eta: Tensor) -> None:
-        # σ(w_i·t + b_i)² = exp(η_i·t - A(η_i)): each squared neuron is a member of the exponential
-        # family. Row k of the readout starts with the neurons k, k + m, k + 2m, ...
-        assert isinstance(base, LaplaceBase)
-        assert isinstance(self.activation, Exp)
-        assert self.bias is not None
-        double = 2 * self.activation.scale
-        self.assign("weight", eta / double)
-        self.bias.copy_(-base.log_partition(eta) / double)
+    def _set_members(self, eta: Tensor) -> None:
+        # Row k of the readout starts with the neurons k, k + m, k + 2m, ...
+        self._set_neuron_members(eta)
         m, n = self.readout.shape
         own = torch.arange(n, device=eta.device) % m
         own = own == torch.arange(m, device=eta.device).unsqueeze(-1)
@@ -193,14 +198,26 @@ class JointSNEFY(ConstrainedModule):
         readout: Tensor = self.readout
         if isinstance(self.activation, Cis):
             readout = torch.complex(readout, self.readout_imag)
-        return SNEFY(self.weight, self.bias, readout, activation=self.activation, base=self.base())
+        base = self._data_base()
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if bias is not None and self.loc is not None and self.scale is not None:
+            base, weight, bias = to_data_units(base, weight, bias, self.loc, self.scale)
+        return SNEFY(weight, bias, readout, activation=self.activation, base=base)
 
     def extra_repr(self) -> str:
         return f"{self.base()}, activation={self.activation}"
 
 
+def _take_units(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    # The buffers that a state has, before its values are copied into them.
+    like = next(module.parameters(), torch.empty(()))
+    units = [state.get(f"{prefix}{name}") for name in ("loc", "scale")]
+    module._set_units(*(None if x is None else like.new_empty(x.shape) for x in units))
+
+
 def snefy(
-    base_or_dim: Base | int,
+    base_or_dim: Base | int | tuple[()],
     hidden_dim: int = 50,
     readout_dim: int = 1,
     activation: Activation = Cos(),
@@ -215,7 +232,7 @@ def snefy(
 
     Arguments:
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of a standard normal
-            base.
+            base, or ``()`` for one on the reals.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.

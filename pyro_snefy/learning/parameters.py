@@ -1,16 +1,26 @@
 r"""Modules that own the tensors of bases, and keep them under their constraints."""
 
-__all__ = ["BaseModule", "ConstrainedModule", "as_base"]
+__all__ = [
+    "BaseModule",
+    "ConstrainedModule",
+    "FamilyModule",
+    "as_base",
+    "check_family",
+    "check_sizes",
+]
 
 import re
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import transform_to
 
-from ..bases import Base, Gaussian
+from ..activations import Activation, Exp
+from ..bases import Base, Gaussian, LaplaceBase
 from ..constraints import is_real
+from ..kernels.registry import check_closed_form, closed_form
 
 
 class ConstrainedModule(nn.Module):
@@ -34,14 +44,7 @@ class ConstrainedModule(nn.Module):
         return self._constraints[name]
 
     def constrain(self, name: str, value: Tensor, constraint: Any) -> None:
-        """Registers a parameter under a constraint.
-
-        Arguments:
-            name: The name of the parameter.
-            value: The first value, which satisfies the constraint.
-            constraint: The constraint. Under a constraint that every value satisfies, the
-                parameter is registered as it is.
-        """
+        """Registers a parameter, unconstrained if not every value satisfies its constraint."""
         if is_real(constraint):
             self.register_parameter(name, nn.Parameter(value.detach().clone()))
             return
@@ -66,17 +69,49 @@ class ConstrainedModule(nn.Module):
         return transform_to(self.constraint(name))(getattr(self, f"raw_{name}"))
 
 
+class FamilyModule(ConstrainedModule):
+    r"""A module with a base, an activation and weights, under the constraint of both."""
+
+    activation: Activation
+    base: Any  # a BaseModule
+
+    def _add_weight(self, weight: Tensor) -> None:
+        if is_real(self.constraint("weight")):
+            self.weight = nn.Parameter(weight)
+        else:
+            self.raw_weight = nn.Parameter(weight)
+            self._constraints["weight"] = None  # see `constraint`: it changes with the base
+
+    def constraint(self, name: str) -> Any:
+        return self.base().weight_constraint(self.activation)
+
+    @property
+    def _raw_weight(self) -> Tensor:
+        return self.raw_weight if "weight" in self._constraints else self.weight
+
+    def _random_members(self) -> Tensor:
+        # Natural parameters η = 2 s w of an exponential family with the activation exp(s z).
+        assert isinstance(self.activation, Exp)
+        weight = transform_to(self.constraint("weight"))(torch.randn_like(self._raw_weight))
+        return 2 * self.activation.scale * weight
+
+    def _set_neuron_members(self, eta: Tensor) -> None:
+        # σ(w_i·t + b_i)² = exp(η_i·t - A(η_i)): each squared neuron is a member of the family.
+        law = self.base().latent(eta)
+        assert isinstance(law, LaplaceBase)
+        assert isinstance(self.activation, Exp)
+        double = 2 * self.activation.scale
+        self.assign("weight", eta / double)
+        self.bias.copy_(-law.log_partition(eta) / double)
+
+
 class BaseModule(ConstrainedModule):
     r"""A module that owns the tensors of a base, so that they are moved and saved with it.
 
     Calling the module returns the base. Each tensor is an attribute: ``loc`` and ``scale`` for a
     Gaussian, ``bases_1_rate`` for the rate of a Poisson base that is the second factor of a
-    product.
-
-    Arguments:
-        base: The base.
-        learn: Whether the tensors of the base are parameters, under their constraints, rather than
-            buffers. Tensors that define the support are always buffers.
+    product. With ``learn``, tensors are parameters under their constraints, except for tensors
+    that define the support. Other tensors are buffers.
 
     Example:
         >>> import torch
@@ -111,17 +146,39 @@ class BaseModule(ConstrainedModule):
             self.assign(name, value)
 
 
-def as_base(base_or_dim: Base | int, caller: str) -> Base:
-    r"""The given base, or a standard normal base.
-
-    Arguments:
-        base_or_dim: A base, or the dimension :math:`d` of a standard normal base.
-        caller: The name of the function that asks, for the error message.
-    """
+def as_base(base_or_dim: Base | int | tuple[()], caller: str) -> Base:
+    r"""The given base, or a standard normal base."""
     if isinstance(base_or_dim, Base):
         return base_or_dim
-    if isinstance(base_or_dim, int) and base_or_dim >= 1:
-        return Gaussian(torch.zeros(base_or_dim), torch.ones(base_or_dim))
+    if isinstance(base_or_dim, tuple) and not base_or_dim:
+        return Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    if isinstance(base_or_dim, Integral) and base_or_dim >= 1:
+        return Gaussian(torch.zeros(int(base_or_dim)), torch.ones(int(base_or_dim)))
     raise ValueError(
-        f"{caller}: expected base_or_dim to be a Base or a positive integer, got {base_or_dim!r}."
+        f"{caller}: expected base_or_dim to be a Base, a positive integer or (), "
+        f"got {base_or_dim!r}."
     )
+
+
+def check_sizes(caller: str, **sizes: int) -> None:
+    """Raises unless all sizes are integers of at least one."""
+    for name, size in sizes.items():
+        if not (isinstance(size, Integral) and size >= 1):
+            raise ValueError(f"{caller}: expected an integer {name} >= 1, got {size!r}.")
+
+
+def check_family(caller: str, activation: Activation, base: Base, bias: bool) -> None:
+    """Raises unless activation and base are what they are called, with a closed form."""
+    for name, value, kind in (("activation", activation, Activation), ("base", base, Base)):
+        if not isinstance(value, kind):
+            hint = f"; write {value.__name__}()" if isinstance(value, type) else ""
+            raise TypeError(
+                f"{caller}: expected {name} to be an instance of {kind.__name__}, "
+                f"got {value!r}{hint}."
+            )
+    if bias and not closed_form(activation, base, bias) and closed_form(activation, base, False):
+        raise NotImplementedError(
+            f"{caller}: expected an activation with a closed form with biases on {base}, "
+            f"got {activation}, which has one without biases."
+        )
+    check_closed_form(activation, base, bias)
