@@ -64,6 +64,9 @@ class Values:
     def build(self) -> Tensor:
         return torch.tensor(self.data, dtype=getattr(torch, self.dtype))
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # or else hypothesis shows the fields
+
     def __repr__(self) -> str:
         return f"torch.tensor({_code(self.data)}, dtype=torch.{self.dtype})"
 
@@ -96,6 +99,9 @@ class Call:
         inside = [*self.arguments, *(x for _, x in self.options)]
         flat = [y for x in inside for y in (x if isinstance(x, tuple) else (x,))]
         return {self.function}.union(*(x.names() for x in flat if isinstance(x, Call)))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
 
     def __repr__(self) -> str:
         inside = [_repr(x) for x in self.arguments]
@@ -374,7 +380,8 @@ def laws(
     constraint = built.weight_constraint(sigma)
     real = is_real(constraint)
     scales = WEIGHTS if real else NATURAL
-    size = (*draw(sub(shape)), n, built.num_statistics)
+    own = draw(sub(shape)) if real else shape  # bounds may differ from member to member
+    size = (*own, n, built.num_statistics)
     weight = torch.as_tensor(draw(rows(size, scales, dtype=dtype)))
     weight = weight if real else transform_to(constraint)(weight)
     options: dict[str, Any] = {"weight": _values(_round(weight.numpy()), dtype)}
@@ -408,7 +415,7 @@ def member(law: SNEFY, index: Shape) -> SNEFY:
         for x in [getattr(law, name)]
     }
     own = law.base.map_batches(lambda x, rank: _pick(x, rank, law, index))
-    return SNEFY(activation=law.activation, base=own, **tensors)
+    return SNEFY(activation=law.activation, base=own, validate_args=False, **tensors)
 
 
 def _pick(x: Tensor, rank: int, law: SNEFY, index: Shape) -> Tensor:
@@ -423,4 +430,5 @@ def cast(law: SNEFY, dtype: torch.dtype) -> SNEFY:
         return None if x is None else x.to(dtype.to_complex() if x.is_complex() else dtype)
 
     tensors = {name: to(getattr(law, name)) for name in ("weight", "bias", "readout", "gram")}
-    return SNEFY(activation=law.activation, base=law.base.map(to), **tensors)
+    # What is positive semi-definite up to the rounding of float32 is not in float64.
+    return SNEFY(activation=law.activation, base=law.base.map(to), validate_args=False, **tensors)

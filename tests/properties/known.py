@@ -1,0 +1,49 @@
+"""Examples that are worth running each time: each was wrong once, or is easy to get wrong."""
+
+from tests.properties.strategies import activation, base, law, number, tensor
+
+_NORMAL = base("Gaussian", number(0.0), number(1.0), event_dim=0)
+
+# Atoms inside a mixture inside a mixture.
+NESTED_ATOMS = law(
+    activation("Cos"),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (base("Mixture", tensor(0.0, 0.0), (_NORMAL, base("PointMass", number(0.5)))), _NORMAL),
+    ),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# Without a bias, sines of tiny weights are linear: K = w_i w_j, from differences of ones.
+TINY_SIN = law(activation("Sin"), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5)))
+TINY_SNAKE = law(
+    activation("Snake", 1.0), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5))
+)
+# A part of a mixture whose weight underflows.
+MASSLESS_PART = law(
+    activation("Cos"),
+    base("Mixture", tensor(0.0, -2000.0), (_NORMAL, base("PointMass", number(0.5)))),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# z^8 with z = 1e5 overflows in float32.
+STEEP_FLOAT32 = law(
+    activation("ReLU", 8),
+    base("Gaussian", number(0.0, "float32"), number(1.0, "float32"), event_dim=0),
+    tensor((1.0,), dtype="float32"),
+    tensor(1e5, dtype="float32"),
+    tensor((1.0,), dtype="float32"),
+)
+PLAIN = law(
+    activation("Cos"),
+    _NORMAL,
+    tensor(((1.0,), (0.5,)), ((0.3,), (0.8,))),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+PLAIN_SCALAR = law(
+    activation("Cos"), _NORMAL, tensor((1.0,), (0.5,)), tensor(0.3, -0.2), tensor((1.0, 0.5))
+)
