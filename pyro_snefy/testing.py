@@ -442,6 +442,7 @@ def integrate(
     law: SNEFY,
     function: Function | None = None,
     *,
+    log_density: Function | None = None,
     breaks: Tensor | None = None,
     rtol: float = 1e-9,
 ) -> tuple[Tensor, Tensor]:
@@ -456,6 +457,8 @@ def integrate(
         law: The family, without batch dimensions.
         function: A function from events, with shape :math:`(N, \text{event})`, to values, with
             shape :math:`(N, Q)`. None stands for one, so that the integral is the total mass.
+        log_density: A function from events to log-densities, instead of the ``log_prob`` of the
+            law; the law then only says where to look.
         breaks: Where the function jumps, with shape :math:`(J,)`, if events have one coordinate.
         rtol: The relative error to aim for.
 
@@ -490,7 +493,8 @@ def integrate(
         def density(u: Tensor, region: _Region = region) -> Tensor:
             x, log_volume = _events(region, u)
             x = x.reshape(x.shape[:2] + base.event_shape)
-            log_prob = law.log_prob(x) + log_volume  # (A, N)
+            log_prob = (law.log_prob if log_density is None else log_density)(x)  # (A, N)
+            log_prob = log_prob + log_volume
             values = log_prob.exp().unsqueeze(-1)
             if function is not None:
                 values = values * function(x.flatten(0, 1)).unflatten(0, x.shape[:2])

@@ -29,6 +29,14 @@ MASSLESS_PART = law(
     tensor(0.3, -0.2),
     tensor((1.0, 0.5)),
 )
+# A part of a mixture on which every neuron is zero.
+DEAD_PART = law(
+    activation("ReLU", 1),
+    base("Mixture", tensor(0.0, 0.5), (_NORMAL, base("PointMass", number(-1.0)))),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
 # z^8 with z = 1e5 overflows in float32.
 STEEP_FLOAT32 = law(
     activation("ReLU", 8),
