@@ -1,6 +1,6 @@
 """Examples that are worth running each time: each was wrong once, or is easy to get wrong."""
 
-from tests.properties.strategies import activation, base, law, number, tensor
+from tests.properties.strategies import Call, activation, base, law, number, tensor
 
 _NORMAL = base("Gaussian", number(0.0), number(1.0), event_dim=0)
 
@@ -54,4 +54,47 @@ PLAIN = law(
 )
 PLAIN_SCALAR = law(
     activation("Cos"), _NORMAL, tensor((1.0,), (0.5,)), tensor(0.3, -0.2), tensor((1.0, 0.5))
+)
+# A part of a mixture that is itself batched over its components.
+MIXTURE_INSIDE = law(
+    activation("ReLU", 2),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (
+            base("Gaussian", tensor(0.0), tensor(1.0)),
+            base(
+                "GaussianMixture", tensor(0.0, 0.0), tensor((0.5,), (-1.0,)), tensor((1.0,), (2.0,))
+            ),
+        ),
+    ),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# No coordinate of a sphere has a marginal law in closed form.
+ON_A_CIRCLE = law(
+    activation("Cos"), base("UniformSphere", 2), tensor((0.1, -0.1)), None, tensor((1.0,))
+)
+# The square of a linear function overflows where the density of the base vanishes.
+LINEAR = Call(
+    "SNEFY",
+    (),
+    (
+        ("weight", tensor((0.5,))),
+        ("gram", tensor((1.0,))),
+        ("activation", activation("Identity")),
+        ("base", _NORMAL),
+    ),
+)
+# Rates that no count in int64 reaches: e^45, alone and in a batch.
+HUGE_RATE = law(
+    activation("Exp", 1.0), base("PoissonFamily"), tensor((22.5,)), None, tensor((1.0,))
+)
+HUGE_RATES = law(
+    activation("Exp", 1.0),
+    base("PoissonFamily"),
+    tensor(((22.5,),), ((0.1,),)),
+    None,
+    tensor((1.0,)),
 )
