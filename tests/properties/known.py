@@ -98,3 +98,11 @@ HUGE_RATES = law(
     None,
     tensor((1.0,)),
 )
+# Equal points of a finite set add their masses, once.
+EQUAL_POINTS = law(
+    activation("Cos"),
+    base("Discrete", tensor(-3.0, -3.0, 2.0), tensor(1.0, 1.4, 1.3)),
+    tensor((0.5,)),
+    None,
+    tensor((1.0,)),
+)

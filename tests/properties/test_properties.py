@@ -308,6 +308,7 @@ def test_derivative_of_the_distribution_function(description: Call, seed: int) -
 @given(laws(batch=()), seeds)
 @example(known.MASSLESS_PART, 0)
 @example(known.DEAD_PART, 0)
+@example(known.EQUAL_POINTS, 0)
 def test_moments(description: Call, seed: int) -> None:
     law = _law(description)
     try:
