@@ -15,7 +15,7 @@ MPLBACKEND ?= Agg
 export MPLBACKEND
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tutorials bench lint format clean distclean
+.PHONY: help setup demo test fuzz tutorials bench lint format clean distclean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -27,6 +27,18 @@ demo: $(STAMP) ## Run the demo
 
 test: $(STAMP) ## Run the tests, the examples in the docstrings, and the notebooks in short
 	$(PYTEST) -n auto --maxprocesses 8 --dist worksteal pyro_snefy tests $(ARGS)
+
+# Other examples each time, EXAMPLES in all; a failing one is printed as code, and in its smallest
+# form. `make fuzz SEED=1` draws the same examples again.
+EXAMPLES ?= 10000
+SEED ?= $(shell date +%s)
+PROPERTIES = $(shell grep -c '^@given' tests/properties/test_properties.py)
+
+fuzz: $(STAMP) ## Look for counterexamples to the properties of tests/properties, for about an hour
+	@echo "seed $(SEED): $(EXAMPLES) examples of $(PROPERTIES) properties"
+	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$$(($(EXAMPLES) / $(PROPERTIES))) $(PYTEST) \
+	  -n auto --maxprocesses 8 --dist worksteal --hypothesis-seed=$(SEED) \
+	  tests/properties/test_properties.py $(ARGS)
 
 # Figures go into the notebooks, not to the backend for files, and CI would make the runs short.
 # Lines that were printed in pieces are joined afterwards, so that outputs do not depend on the pace.
@@ -55,7 +67,7 @@ format: $(STAMP) ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 clean: ## Remove caches and what was built
-	rm -rf build dist demo_output *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist demo_output *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find pyro_snefy tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

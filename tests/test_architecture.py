@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "distributions": _BELOW_DISTRIBUTIONS,
     "learning": _BELOW_LEARNING,
     "interop": _BELOW_LEARNING,
+    "testing": _BELOW_LEARNING,
 }
 EVERYTHING = {"__init__", "demo"}  # may import from every layer
 

@@ -1,0 +1,108 @@
+"""Examples that are worth running each time: each was wrong once, or is easy to get wrong."""
+
+from tests.properties.strategies import Call, activation, base, law, number, tensor
+
+_NORMAL = base("Gaussian", number(0.0), number(1.0), event_dim=0)
+
+# Atoms inside a mixture inside a mixture.
+NESTED_ATOMS = law(
+    activation("Cos"),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (base("Mixture", tensor(0.0, 0.0), (_NORMAL, base("PointMass", number(0.5)))), _NORMAL),
+    ),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# Without a bias, sines of tiny weights are linear: K = w_i w_j, from differences of ones.
+TINY_SIN = law(activation("Sin"), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5)))
+TINY_SNAKE = law(
+    activation("Snake", 1.0), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5))
+)
+# A part of a mixture whose weight underflows.
+MASSLESS_PART = law(
+    activation("Cos"),
+    base("Mixture", tensor(0.0, -2000.0), (_NORMAL, base("PointMass", number(0.5)))),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# A part of a mixture on which every neuron is zero.
+DEAD_PART = law(
+    activation("ReLU", 1),
+    base("Mixture", tensor(0.0, 0.5), (_NORMAL, base("PointMass", number(-1.0)))),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# z^8 with z = 1e5 overflows in float32.
+STEEP_FLOAT32 = law(
+    activation("ReLU", 8),
+    base("Gaussian", number(0.0, "float32"), number(1.0, "float32"), event_dim=0),
+    tensor((1.0,), dtype="float32"),
+    tensor(1e5, dtype="float32"),
+    tensor((1.0,), dtype="float32"),
+)
+PLAIN = law(
+    activation("Cos"),
+    _NORMAL,
+    tensor(((1.0,), (0.5,)), ((0.3,), (0.8,))),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+PLAIN_SCALAR = law(
+    activation("Cos"), _NORMAL, tensor((1.0,), (0.5,)), tensor(0.3, -0.2), tensor((1.0, 0.5))
+)
+# A part of a mixture that is itself batched over its components.
+MIXTURE_INSIDE = law(
+    activation("ReLU", 2),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (
+            base("Gaussian", tensor(0.0), tensor(1.0)),
+            base(
+                "GaussianMixture", tensor(0.0, 0.0), tensor((0.5,), (-1.0,)), tensor((1.0,), (2.0,))
+            ),
+        ),
+    ),
+    tensor((1.0,), (0.5,)),
+    tensor(0.3, -0.2),
+    tensor((1.0, 0.5)),
+)
+# No coordinate of a sphere has a marginal law in closed form.
+ON_A_CIRCLE = law(
+    activation("Cos"), base("UniformSphere", 2), tensor((0.1, -0.1)), None, tensor((1.0,))
+)
+# The square of a linear function overflows where the density of the base vanishes.
+LINEAR = Call(
+    "SNEFY",
+    (),
+    (
+        ("weight", tensor((0.5,))),
+        ("gram", tensor((1.0,))),
+        ("activation", activation("Identity")),
+        ("base", _NORMAL),
+    ),
+)
+# Rates that no count in int64 reaches: e^45, alone and in a batch.
+HUGE_RATE = law(
+    activation("Exp", 1.0), base("PoissonFamily"), tensor((22.5,)), None, tensor((1.0,))
+)
+HUGE_RATES = law(
+    activation("Exp", 1.0),
+    base("PoissonFamily"),
+    tensor(((22.5,),), ((0.1,),)),
+    None,
+    tensor((1.0,)),
+)
+# Equal points of a finite set add their masses, once.
+EQUAL_POINTS = law(
+    activation("Cos"),
+    base("Discrete", tensor(-3.0, -3.0, 2.0), tensor(1.0, 1.4, 1.3)),
+    tensor((0.5,)),
+    None,
+    tensor((1.0,)),
+)
