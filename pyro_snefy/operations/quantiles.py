@@ -334,7 +334,8 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     x = _coordinate(network, dim).to_latent(value.double())
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
-    return line(network.latent(), dim).cdf(x).to(dtype)
+    value = line(network.latent(), dim).cdf(x)
+    return torch.where(x.isnan(), torch.nan, value).to(dtype)
 
 
 def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
@@ -351,6 +352,6 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
     x = line(network.latent(), dim).icdf(q)
     if is_real(axis.latent().base.support):
-        outside = torch.where(q > 0, torch.inf, -torch.inf)
-        x = torch.where((q > 0) & (q < 1), x, outside)
+        x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
+    x = torch.where((q >= 0) & (q <= 1), x, torch.nan)
     return axis.from_latent(x.unsqueeze(-1) if network.base.event_dim else x).to(dtype)
