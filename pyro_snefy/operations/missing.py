@@ -27,12 +27,14 @@ def check_patterns(base: Base, observed: Tensor) -> None:
     if isinstance(base, Product):
         for factor, part in zip(base.bases, observed.split(base.lengths, dim=-1), strict=True):
             check_patterns(factor, part)
-    elif observed.shape[-1] > 1 and type(base).marginal is Base.marginal:
-        if bool((observed.any(-1) != observed.all(-1)).any()):
-            raise NotImplementedError(
-                f"{base} has no marginal laws in closed form: expected all of its coordinates to "
-                "be observed, or none."
-            )
+        return
+    if observed.shape[-1] == 1 or type(base).marginal is not Base.marginal:
+        return
+    if bool((observed.any(-1) != observed.all(-1)).any()):
+        raise NotImplementedError(
+            f"{base} has no marginal laws in closed form: expected all of its coordinates to be "
+            "observed, or none."
+        )
 
 
 def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> Tensor:

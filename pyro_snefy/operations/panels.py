@@ -1,7 +1,8 @@
-r"""Panels of quadrature that resolve the density of one coordinate."""
+r"""Panels of Gauss-Legendre quadrature that resolve the density of one coordinate."""
 
 __all__ = ["Neurons", "edges_and_atoms", "ends"]
 
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import torch
@@ -24,37 +25,35 @@ from ..bases import (
     UniformBox,
 )
 
-# A panel is six radians long. Sixteen nodes are exact there to 1e-11 where a panel is cut, and to
-# the last digit where it is whole.
+# The length of a panel in radians: sixteen nodes integrate a whole panel to the last digit of
+# float64, and a panel that is cut to 1e-11.
 _RADIANS = 6.0
 # The mass of a normal law beyond twelve standard deviations, 4e-33, is negligible in float64.
 _REACH = 12.0
-# More panels than this would take too long.
+# More panels or counts than this would take too long.
 _MOST = 2**20
 
+EdgesAndAtoms = tuple[list[Tensor], list[Tensor]]
 
+
+@dataclass(frozen=True, eq=False)
 class Neurons:
-    r"""How the preactivations depend on the coordinate :math:`x`: normal about a line.
+    r"""The preactivations given the coordinate :math:`x`: normal, with a mean linear in :math:`x`.
 
     Arguments:
         activation: The activation.
-        slope: The slopes of their means, with shape :math:`(*, n)`.
-        zero: Where their means are zero, with shape :math:`(*, n)`.
-        width: Their standard deviations over their slopes, with shape :math:`(*, n)`.
-        crossings: Where the zeros of two neurons meet in what is integrated out, with shape
-            :math:`(*, C)`, or None.
+        slope: The slopes of the means, with shape :math:`(*, n)`.
+        zero: Where the means are zero, with shape :math:`(*, n)`.
+        width: Standard deviations divided by slopes, with shape :math:`(*, n)`.
+        crossings: Where the kinks of two neurons meet in the coordinates that are integrated out,
+            with shape :math:`(*, C)`, or None.
     """
 
-    def __init__(
-        self,
-        activation: Activation,
-        slope: Tensor,
-        zero: Tensor,
-        width: Tensor,
-        crossings: Tensor | None = None,
-    ) -> None:
-        self.activation, self.slope, self.zero, self.width = activation, slope, zero, width
-        self.crossings = crossings
+    activation: Activation
+    slope: Tensor
+    zero: Tensor
+    width: Tensor
+    crossings: Tensor | None = None
 
     @property
     def rate(self) -> Tensor:
@@ -63,7 +62,7 @@ class Neurons:
 
     @property
     def tilts(self) -> tuple[Tensor, Tensor]:
-        r"""The least and largest :math:`\eta` by which a density is tilted, and zero."""
+        r"""The least and the largest :math:`\eta` of the factors :math:`e^{\eta x}`, or zeros."""
         if not isinstance(self.activation, Exp):
             return (torch.zeros_like(self.rate),) * 2
         eta = self.activation.resolution * self.slope
@@ -71,7 +70,7 @@ class Neurons:
 
 
 def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
-    # Edges of panels from low to high, (*, P + 1), of at most the step.
+    # Edges, (*, P + 1), of equal panels from low to high that are not longer than the step.
     count = int(((high - low) / step).amax().ceil().clamp(min=1))
     if count > _MOST:
         raise NotImplementedError(
@@ -83,23 +82,19 @@ def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
 
 
 @singledispatch
-def edges_and_atoms(base: Base, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def edges_and_atoms(base: Base, neurons: Neurons) -> EdgesAndAtoms:
     """Edges of panels, and atoms, of a base on the real line, each with shape (*, E)."""
     raise NotImplementedError(f"{base} has no distribution function.")
 
 
-def _scalar(x: Tensor, base: Base) -> Tensor:
-    return x.squeeze(-1) if base.event_dim else x
-
-
 @edges_and_atoms.register
-def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Gaussian, neurons: Neurons) -> EdgesAndAtoms:
     scale = base.covariance(neurons.slope)[..., 0, 0].sqrt()
     loc = base.mean(neurons.slope)[..., 0]
     down, up = (scale * tilt for tilt in neurons.tilts)
     low, high = down - _REACH, up + _REACH
     if isinstance(neurons.activation, GaussianActivation):
-        # A bend that begins far out leaves its mass there.
+        # A neuron whose zero is far out may have its mass there.
         far = ((neurons.zero - loc.unsqueeze(-1)) / scale.unsqueeze(-1)).abs()
         far = torch.where(far.isfinite(), far, 0.0).amax(-1).clamp(max=28.0)
         low, high = low - far, high + far
@@ -114,7 +109,7 @@ def _kinks(neurons: Neurons) -> list[Tensor]:
         return []
     zero = torch.where(neurons.zero.isfinite(), neurons.zero, 0.0)
     width = torch.where(neurons.width.isfinite(), neurons.width, 0.0)
-    # A kink that is smoothed needs panels of the width of the smoothing.
+    # Integration over other coordinates smooths a kink: panels are as short as the smoothing.
     steps = zero.new_tensor([-6.0, -4.0, -2.5, -1.25, 0.0, 1.25, 2.5, 4.0, 6.0])
     smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * steps
     kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
@@ -122,38 +117,28 @@ def _kinks(neurons: Neurons) -> list[Tensor]:
 
 
 @edges_and_atoms.register
-def _(base: UniformBox, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    low, high = base.low[..., 0], base.high[..., 0]
-    low, high = torch.broadcast_tensors(low, high)
+def _(base: UniformBox, neurons: Neurons) -> EdgesAndAtoms:
+    low, high = torch.broadcast_tensors(base.low[..., 0], base.high[..., 0])
     step = _RADIANS / neurons.rate.clamp(min=1e-30)
-    return [_grid(low, high, step), *_clamped(_kinks(neurons), low, high)], []
-
-
-def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
-    return [x.clamp(low.unsqueeze(-1), high.unsqueeze(-1)) for x in edges]
+    kinks = [x.clamp(low.unsqueeze(-1), high.unsqueeze(-1)) for x in _kinks(neurons)]
+    return [_grid(low, high, step), *kinks], []
 
 
 @edges_and_atoms.register
-def _(base: Interval, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    spread = Neurons(
-        neurons.activation,
-        neurons.slope.unsqueeze(-2),
-        neurons.zero.unsqueeze(-2),
-        neurons.width.unsqueeze(-2),
-    )
-    edges, _ = edges_and_atoms(base.boxes, spread)
-    return [x.flatten(-2) for x in edges], []
+def _(base: Interval, neurons: Neurons) -> EdgesAndAtoms:
+    slope, zero, width = (x.unsqueeze(-2) for x in (neurons.slope, neurons.zero, neurons.width))
+    neurons = replace(neurons, slope=slope, zero=zero, width=width)
+    return [x.flatten(-2) for x in edges_and_atoms(base.boxes, neurons)[0]], []
 
 
 @edges_and_atoms.register
-def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: GaussianMixture, neurons: Neurons) -> EdgesAndAtoms:
     # The neurons have the components in their last batch dimension.
-    edges, _ = edges_and_atoms(base.gaussians, neurons)
-    return [x.flatten(-2) for x in edges], []
+    return [x.flatten(-2) for x in edges_and_atoms(base.gaussians, neurons)[0]], []
 
 
 @edges_and_atoms.register
-def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: GammaFamily, neurons: Neurons) -> EdgesAndAtoms:
     shape, rate = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
     shape = shape + 1
     least, most = shape.amin(-1), shape.amax(-1)
@@ -164,7 +149,7 @@ def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @edges_and_atoms.register
-def _(base: NormalFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: NormalFamily, neurons: Neurons) -> EdgesAndAtoms:
     linear, quadratic = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
     variance = -0.5 / quadratic
     reach = torch.full_like(variance, _REACH)
@@ -187,34 +172,34 @@ def _poisson_bound(rate: Tensor) -> Tensor:
 
 
 @edges_and_atoms.register
-def _(base: PoissonFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: PoissonFamily, neurons: Neurons) -> EdgesAndAtoms:
     largest = (neurons.activation.resolution * neurons.slope).amax(-1)
     return [], _counts(_poisson_bound(largest.exp()))
 
 
 @edges_and_atoms.register
-def _(base: Poisson, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Poisson, neurons: Neurons) -> EdgesAndAtoms:
     return [], _counts(_poisson_bound(base.rate * neurons.tilts[1].exp()))
 
 
 @edges_and_atoms.register
-def _(base: Geometric, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Geometric, neurons: Neurons) -> EdgesAndAtoms:
     return [], _counts(60 / (-torch.log1p(-base.probs) - neurons.tilts[1]) + 60)
 
 
 @edges_and_atoms.register
-def _(base: Discrete, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    return [], [_scalar(base.points, base)]
+def _(base: Discrete, neurons: Neurons) -> EdgesAndAtoms:
+    return [], [base.vectors.squeeze(-1)]
 
 
 @edges_and_atoms.register
-def _(base: Mixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Mixture, neurons: Neurons) -> EdgesAndAtoms:
     found = [edges_and_atoms(part, neurons) for part in base.bases]
     return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]
 
 
 @edges_and_atoms.register
-def _(base: Product, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Product, neurons: Neurons) -> EdgesAndAtoms:
     (factor,) = base.bases
     return edges_and_atoms(factor, neurons)
 
@@ -225,22 +210,13 @@ def ends(base: Base) -> list[Tensor]:
     return []
 
 
-@ends.register
-def _(base: UniformBox) -> list[Tensor]:
+@ends.register(UniformBox)
+@ends.register(Interval)
+def _(base: UniformBox | Interval) -> list[Tensor]:
     return [base.low, base.high]
 
 
-@ends.register
-def _(base: Interval) -> list[Tensor]:
-    return [base.low, base.high]
-
-
-@ends.register
-def _(base: Mixture) -> list[Tensor]:
+@ends.register(Mixture)
+@ends.register(Product)
+def _(base: Mixture | Product) -> list[Tensor]:
     return [x for part in base.bases for x in ends(part)]
-
-
-@ends.register
-def _(base: Product) -> list[Tensor]:
-    (factor,) = base.bases
-    return ends(factor)
