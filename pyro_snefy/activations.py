@@ -119,6 +119,12 @@ def _search_mode(
     return (low + high) / 2
 
 
+def _scaled_features(activation: Activation, z: Tensor, degree: int) -> Features:
+    # σ(z) = m^p σ(z / m), where m is the largest |z| of a row: nothing overflows in float32.
+    largest = z.detach().abs().amax(-1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+    return Features(degree * largest.log(), (activation(z / largest),))
+
+
 _TINY = 1e-300
 
 
@@ -237,6 +243,9 @@ class Identity(FourierActivation):
     def __call__(self, z: Tensor) -> Tensor:
         return z
 
+    def features(self, z: Tensor) -> Features:
+        return _scaled_features(self, z, 1)
+
 
 @dataclass(frozen=True)
 class Exp(Activation):
@@ -349,6 +358,9 @@ class ReLU(GaussianActivation):
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.relu().pow(self.power)
+
+    def features(self, z: Tensor) -> Features:
+        return super().features(z) if self.power < 3 else _scaled_features(self, z, self.power)
 
 
 @dataclass(frozen=True)

@@ -189,3 +189,29 @@ def test_concentrated_on_the_sphere(d: int, kappa: float) -> None:
     x = torch.nn.functional.normalize(weight[:1] + 1e-3, dim=-1)
     error = (single.log_prob(x) - double.log_prob(x.double())).abs()
     assert (error <= 2e-4 + EPS * kappa).all()
+
+
+def test_powers_do_not_overflow() -> None:
+    """The eighth power of 1e5 is beyond float32, its logarithm is not: x^16 φ(x) / E[(x)_+^16]."""
+    base = bases.Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    d = SNEFY(torch.ones(1, 1), None, torch.ones(1, 1), activation=ReLU(8), base=base)
+    x = np.array([1e-4, 0.5, 3.0, 1e2, 1e5])
+    moment = np.prod(np.arange(1.0, 16.0, 2.0)) / 2  # half of the moment of a normal variable
+    expected = 16 * np.log(x) - x**2 / 2 - np.log(2 * np.pi) / 2 - np.log(moment)
+    value = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    log_prob = d.log_prob(value)
+    np.testing.assert_allclose(log_prob.detach().numpy(), expected, rtol=1e-6, atol=1e-5)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), value)
+    np.testing.assert_allclose(gradient.numpy(), 16 / x - x, rtol=1e-6)
+    assert float(d.log_prob(torch.tensor(-1.0))) == -np.inf
+
+
+def test_large_readouts_of_lines_do_not_overflow() -> None:
+    """The scale of a readout has no effect: x^2 φ(x)."""
+    base = bases.Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    readout = torch.full((1, 1), 1e35)
+    d = SNEFY(torch.ones(1, 1), None, readout, activation=Identity(), base=base)
+    x = np.array([1e-4, 0.5, 3.0, 1e4, -1e4])
+    expected = 2 * np.log(abs(x)) - x**2 / 2 - np.log(2 * np.pi) / 2
+    log_prob = d.log_prob(torch.tensor(x, dtype=torch.float32))
+    np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-6, atol=3e-5)

@@ -26,6 +26,7 @@ from pyro_snefy.activations import (
 )
 from pyro_snefy.bases import (
     Base,
+    DirichletFamily,
     Discrete,
     Gaussian,
     GaussianMixture,
@@ -36,6 +37,7 @@ from pyro_snefy.bases import (
     Standardized,
     UniformBox,
     UniformCube,
+    UniformSphere,
 )
 from pyro_snefy.distributions import Marginal
 from pyro_snefy.kernels import closed_form
@@ -383,3 +385,125 @@ def test_negative_dims() -> None:
     torch.testing.assert_close(
         joint.marginal([-1]).log_prob(x[:, [2]]), joint.marginal([2]).log_prob(x[:, [2]])
     )
+
+
+# ----------------------------------------------------------------- values outside the support
+
+
+OUTSIDE = [(Cos(), "UniformBox"), (Snake(1.0), "UniformBox"), (Exp(0.5), "UniformBox")]
+OUTSIDE += [(Cos(), "GaussianPoisson"), (Exp(0.5), "GaussianPoisson"), (GELU(), "Gaussian")]
+
+
+@pytest.mark.parametrize(("activation", "name"), OUTSIDE, ids=str)
+@pytest.mark.parametrize("bad", [-3.5, torch.nan, torch.inf])
+def test_conditions_outside_the_support(activation: Activation, name: str, bad: float) -> None:
+    if name == "Gaussian" and bad == -3.5:
+        bad = -torch.inf
+    joint = _joint(activation, name)
+    values = torch.tensor([[1.0], [bad]], **DOUBLE)
+    with pytest.raises(ValueError, match="values in the support"):
+        joint.conditional([2], values)
+    loose = SNEFY(
+        joint.weight,
+        joint.bias,
+        joint.readout,
+        activation=activation,
+        base=joint.base,
+        validate_args=False,
+    )
+    given = loose.conditional([2], values)
+    assert not given.log_normalizer[1].isfinite()
+    log_prob = given.log_prob(torch.zeros(2, **DOUBLE))
+    assert not log_prob[1].isfinite()
+    assert log_prob[1] != torch.inf
+    # The other member is as it is alone.
+    alone = joint.conditional([2], values[0])
+    torch.testing.assert_close(given.log_normalizer[0], alone.log_normalizer)
+    torch.testing.assert_close(log_prob[0], alone.log_prob(torch.zeros(2, **DOUBLE)))
+
+
+@pytest.mark.parametrize("activation", [Cos(), GELU()], ids=str)
+@pytest.mark.parametrize(("shape", "target"), [((2, 1), (4, 3)), ((2, 4), (2, 2, 1)), ((3,), ())])
+def test_expansions_that_do_not_fit(
+    activation: Activation, shape: tuple[int, ...], target: tuple[int, ...]
+) -> None:
+    joint = SNEFY(torch.randn(*shape, 3, 2), None, torch.randn(1, 3), activation=activation)
+    for law in (joint, joint.marginal([0]), joint.partially_observed()):
+        with pytest.raises(RuntimeError, match="expands"):
+            law.expand(torch.Size(target))
+        assert law.expand(torch.Size((5, *shape))).batch_shape == (5, *shape)
+
+
+def test_all_coordinates_of_a_sphere_in_another_order() -> None:
+    joint = SNEFY(torch.randn(3, 3), None, torch.randn(1, 3), base=UniformSphere(3))
+    x = joint.sample((4,))
+    turned = joint.marginal([2, 0, 1]).log_prob(x[:, [2, 0, 1]])
+    torch.testing.assert_close(turned, joint.log_prob(x))
+
+
+# ---------------------------------------------------------------- shapes of events with holes
+
+
+ROW_BASES = {
+    "normal": lambda: Gaussian(torch.randn(4, 2, **DOUBLE), torch.ones(2, **DOUBLE)),
+    "mixture": lambda: GaussianMixture(
+        torch.randn(4, 3, **DOUBLE), torch.randn(3, 2, **DOUBLE), torch.ones(3, 2, **DOUBLE)
+    ),
+    "box": lambda: UniformBox(-5 - torch.rand(4, 2, **DOUBLE), 5 * torch.ones(2, **DOUBLE)),
+    "one": lambda: Gaussian(torch.randn(2, **DOUBLE), torch.ones(2, **DOUBLE)),
+}
+
+
+ROWS = list(itertools.product([Cos(), Snake(1.0), Exp(0.5)], ROW_BASES))
+ROWS += [(ReLU(), "normal"), (ReLU(), "mixture"), (ReLU(), "one")]
+
+
+@pytest.mark.parametrize(("activation", "name"), ROWS, ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 1), (1,), (3, 1), (2, 3, 4)], ids=str)
+def test_shapes_of_missing_values(
+    activation: Activation, name: str, shape: tuple[int, ...]
+) -> None:
+    """One event, none, and a batch of bases: each row by the law of its own member."""
+    weight, bias = torch.randn(3, 2, **DOUBLE) / 2, torch.randn(3, **DOUBLE)
+    readout = torch.randn(2, 3, **DOUBLE)
+    base = ROW_BASES[name]()
+    joint = SNEFY(weight, bias, readout, activation=activation, base=base)
+    events = torch.tensor([[0.3, 1.0], [torch.nan, 1.0], [0.4, torch.nan], [torch.nan] * 2])
+    whole = torch.broadcast_shapes(shape, joint.batch_shape)
+    x = events.double()[torch.randint(4, shape)]
+    log_prob = joint.partially_observed().log_prob(x)
+    assert log_prob.shape == whole
+    assert joint.partially_observed().impute(x, (2,)).shape == (2, *whole, 2)
+    members = base.flatten(joint.batch_shape)
+    rows = x.expand(*whole, 2).reshape(-1, 2)
+    for k, (row, value) in enumerate(zip(rows, log_prob.flatten(), strict=True)):
+        own = members.map_batches(lambda t, rank: t[k % 4] if t.dim() > rank else t)  # noqa: B023
+        one = SNEFY(weight, bias, readout, activation=activation, base=own)
+        dims = [i for i in range(2) if not row[i].isnan()]
+        expected = one.marginal(dims).log_prob(row[dims]) if dims else torch.zeros((), **DOUBLE)
+        torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("factor", [UniformSphere(3), DirichletFamily(3)], ids=str)
+def test_factors_that_are_observed_as_a_whole(factor: Base) -> None:
+    normal = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
+    weight, readout = torch.rand(3, 4), torch.rand(1, 3)
+    joint = SNEFY(weight, None, readout, activation=Exp(), base=Product([normal, factor]))
+    x = joint.sample((2,))
+    holes = x.clone()
+    holes[0, 1:], holes[1, 0] = torch.nan, torch.nan
+    log_prob = joint.partially_observed().log_prob(holes)
+    torch.testing.assert_close(log_prob[0], joint.marginal([0]).log_prob(x[0, :1]))
+    torch.testing.assert_close(log_prob[1], joint.marginal([1, 2, 3]).log_prob(x[1, 1:]))
+    holes[1, 2] = torch.nan
+    for method in ("log_prob", "impute"):
+        with pytest.raises(NotImplementedError, match=type(factor).__name__):
+            getattr(joint.partially_observed(), method)(holes)
+    # What is proposed instead of a distribution function of several coordinates exists.
+    with pytest.raises(NotImplementedError, match=r"marginal\(\[k\]\) with k in \[0\]"):
+        joint.cdf(x)
+    assert 0 < joint.marginal([0]).cdf(x[0, :1]) < 1
+    alone = SNEFY(weight[:, 1:], None, readout, activation=Exp(), base=factor)
+    with pytest.raises(NotImplementedError, match="one coordinate") as error:
+        alone.cdf(x[:, 1:])
+    assert "marginal" not in str(error.value)

@@ -1,5 +1,6 @@
 """Means and covariances against quadrature and sums."""
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,19 @@ import torch
 from torch import Tensor
 
 from pyro_snefy import SNEFY, bases
-from pyro_snefy.activations import GELU, Cis, Cos, Erf, Exp, Identity, ReLU, Sin, Snake
+from pyro_snefy.activations import (
+    GELU,
+    Cis,
+    Cos,
+    Erf,
+    Exp,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    Sin,
+    Snake,
+    Step,
+)
 from pyro_snefy.bases import Base
 from pyro_snefy.kernels import closed_form
 from tests.cases import BASES, CASES, LOC, LOGITS, SCALE, TRIL, Case
@@ -359,3 +372,111 @@ def test_gradient_of_the_mean_of_separable_kernels(activation: Any) -> None:
         return SNEFY(weight, None, readout, activation=activation).mean
 
     assert torch.autograd.gradcheck(mean, (weight,), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["UniformSphere", "Gaussian"])
+def test_gradients_of_steps_with_opposite_weights(name: str) -> None:
+    """Their product is zero everywhere, and the gradient of its mean is not.
+
+    The normaliser has a kink here, with opposite slopes on its sides: symmetric differences have
+    errors of their length.
+    """
+    zeros = torch.zeros(3, dtype=torch.float64)
+    normal = bases.Gaussian(zeros, zeros + 1)
+    base = normal if name == "Gaussian" else bases.UniformSphere(3)
+    axis = torch.tensor([0.9, -0.4, 0.3], dtype=torch.float64)
+    readout = torch.tensor([[0.8, -1.3]], dtype=torch.float64)
+
+    def moments(weight: Tensor) -> Tensor:
+        d = SNEFY(weight, None, readout, activation=Step(), base=base)
+        return torch.cat([d.mean, d.variance])
+
+    weight, step = torch.stack([axis, -2 * axis]), 1e-5
+    found = torch.autograd.functional.jacobian(moments, weight)
+    for index in np.ndindex(2, 3):
+        change = torch.zeros_like(weight)
+        change[index] = step
+        slope = (moments(weight + change) - moments(weight - change)) / (2 * step)
+        torch.testing.assert_close(found[(slice(None), *index)], slope, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [Step(), ReLU(), ReLU(2), LeakyReLU(0.1)], ids=str)
+@pytest.mark.parametrize("factor", [1.0, -2.0])
+def test_gradients_with_parallel_weights(activation: Any, factor: float) -> None:
+    """Correlations of one and minus one, against differences."""
+    weight = torch.tensor([[0.9, -0.4], [0.3, 0.7]], dtype=torch.float64)
+    weight = torch.cat([weight, factor * weight[:1]]).requires_grad_()
+    bias = torch.tensor([0.3, -0.5, 0.9], dtype=torch.float64, requires_grad=True)
+    readout = torch.tensor([[0.8, -1.3, 0.5]], dtype=torch.float64, requires_grad=True)
+
+    def moments(weight: Tensor, bias: Tensor, readout: Tensor) -> tuple[Tensor, Tensor]:
+        d = SNEFY(weight, bias, readout, activation=activation)
+        return d.mean, d.variance
+
+    assert torch.autograd.gradcheck(moments, (weight, bias, readout))
+
+
+# ------------------------------------------------------------------- parts without mass, and size
+
+
+def _zero_inflated(activation: Any, atom: float, **gradient: bool) -> SNEFY:
+    loc, scale, point, logits = (
+        torch.tensor(x, dtype=torch.float64) for x in (0.4, 1.3, atom, [0.3, -0.2])
+    )
+    base = bases.Mixture(logits, [bases.Gaussian(loc, scale, event_dim=0), bases.PointMass(point)])
+    weight = torch.tensor([[0.9], [-1.7]], dtype=torch.float64, **gradient)
+    readout = torch.tensor([[1.1, 0.6]], dtype=torch.float64)
+    return SNEFY(weight, None, readout, activation=activation, base=base)
+
+
+@pytest.mark.parametrize("activation", [Sin(), Identity(), ReLU(), Step(), Erf()], ids=str)
+def test_a_part_without_mass(activation: Any) -> None:
+    """Neurons that vanish at the atom: its moments have no meaning, and count for nothing."""
+    d = _zero_inflated(activation, 0.0, requires_grad=True)
+    x, weights = join(legendre(-12.0, 0.0, panels=50), legendre(0.0, 12.4, panels=50))
+    neurons = d.activation(torch.from_numpy(x)[:, None] * d.weight[:, 0].detach())
+    square = (neurons @ torch.tensor([[1.1], [0.6]], dtype=torch.float64)).square()[:, 0].numpy()
+    mass = weights * square * np.exp(-((x - 0.4) ** 2) / (2 * 1.3**2))
+    mean = mass @ x / mass.sum()
+    assert d.mean.item() == pytest.approx(mean, rel=1e-9, abs=1e-12)
+    assert d.variance.item() == pytest.approx(mass @ (x - mean) ** 2 / mass.sum(), rel=1e-9)
+    (gradient,) = torch.autograd.grad(d.mean + d.variance, d.weight)
+    assert gradient.isfinite().all()
+
+
+def test_moments_of_nothing() -> None:
+    point = bases.Discrete(torch.zeros(1), torch.ones(1))
+    readout = torch.ones(1, 2)
+    d = SNEFY(torch.ones(2, 1), None, readout, activation=Sin(), base=point, validate_args=False)
+    assert d.mean.isnan()
+    assert d.variance.isnan()
+
+
+@pytest.mark.parametrize("activation", [Cos(), Sin(), Cis()], ids=str)
+def test_waves_on_a_sphere_of_many_dimensions(activation: Any) -> None:
+    """Weights along one axis: the cosine to it has the density (1 - t^2)^((d - 3) / 2)."""
+    d, axis = 100, 7
+    weight, bias = torch.zeros(2, d, dtype=torch.float64), torch.tensor([0.4, -1.1]).double()
+    weight[:, axis] = torch.tensor([9.0, -14.0])
+    readout = torch.tensor([[0.8, 1.3]], dtype=torch.float64)
+    law = SNEFY(weight, bias, readout, activation=activation, base=bases.UniformSphere(d))
+    t, weights = legendre(-1.0, 1.0, panels=50)
+    neurons = activation(torch.from_numpy(t)[:, None] * weight[:, axis] + bias)
+    square = (neurons @ readout.to(neurons.dtype).mT).abs().square()[:, 0].numpy()
+    mass = weights * square * (1 - t**2) ** ((d - 3) / 2)
+    mean, second = mass @ t / mass.sum(), mass @ t**2 / mass.sum()
+    expected = torch.zeros(d, dtype=torch.float64)
+    expected[axis] = mean
+    torch.testing.assert_close(law.mean, expected, rtol=1e-10, atol=1e-12)
+    across = torch.full((d,), (1 - second) / (d - 1), dtype=torch.float64)
+    across[axis] = second - mean**2
+    torch.testing.assert_close(law.covariance_matrix, across.diag(), rtol=1e-10, atol=1e-12)
+
+
+def test_the_mean_of_many_pairs_is_cheap() -> None:
+    """One derivative of a sum over pairs, and no matrix for each pair."""
+    weight, readout = torch.randn(40, 100), torch.randn(1, 40, dtype=torch.complex64)
+    d = SNEFY(weight, None, readout, activation=Cis(), base=bases.UniformSphere(100))
+    start = time.process_time()
+    assert d.mean.isfinite().all()
+    assert time.process_time() - start < 4

@@ -392,3 +392,15 @@ def test_no_probability(q: float) -> None:
     law = Case("Cos", "GaussianScalar").distribution()
     with pytest.raises(ValueError, match="probabilities"):
         law.icdf(_t(0.5, q))
+
+
+@pytest.mark.parametrize("name", ["GaussianScalar", "Interval", "Poisson"])
+def test_nan_stays_nan(name: str) -> None:
+    weight, bias, readout = Case("Cos", name).parameters(n=3)
+    base = Case("Cos", name).base()
+    d = SNEFY(weight, bias, readout, base=base, validate_args=False)
+    x = torch.tensor([math.nan, 0.5, -math.inf, math.inf], dtype=F64)
+    assert d.cdf(x).isnan().tolist() == [True, False, False, False]
+    assert d.cdf(x)[2:].tolist() == pytest.approx([0.0, 1.0], abs=1e-12)
+    q = torch.tensor([math.nan, 0.5, -0.1, 1.1], dtype=F64)
+    assert d.icdf(q).isnan().tolist() == [True, False, True, True]

@@ -5,12 +5,12 @@ __all__ = ["Marginal"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
+from ..bases import Base
 from ..constraints import permuted
-from ..numerics.linalg import broadcast_shapes, take
+from ..numerics.linalg import take
 from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
 from .validation import check_one_coordinate, check_probabilities
@@ -27,16 +27,19 @@ class Marginal(TorchDistribution):
     .. math:: p(x_1) = \frac{\mu_1(x_1)}{Z} \int \left\| V \sigma(W_1 t_1(x_1) + W_2 t_2(x_2) + b)
         \right\|^2 \mu_{2 | 1}(dx_2)
 
-    The integral is a normalising constant at the bias :math:`b + W_1 t_1(x_1)`, that of the law
-    of the other coordinates.
+    The integral is the normaliser of the other coordinates at the bias
+    :math:`b + W_1 t_1(x_1)` (arXiv:2305.13552, section 3.2).
 
     Arguments:
         joint: The :class:`~pyro_snefy.SNEFY` of all coordinates.
         dims: The coordinates that are kept, in this order.
 
     Example:
+        >>> import torch
         >>> from pyro_snefy import SNEFY
-        >>> joint = SNEFY(torch.randn(8, 3), torch.zeros(8), torch.randn(2, 8))
+        >>> from pyro_snefy.activations import ReLU
+        >>> weight, readout = torch.randn(8, 3), torch.randn(2, 8)
+        >>> joint = SNEFY(weight, torch.zeros(8), readout, activation=ReLU())
         >>> joint.marginal([2]).log_prob(torch.zeros(5, 1)).shape
         torch.Size([5])
     """
@@ -63,10 +66,15 @@ class Marginal(TorchDistribution):
         return sorted(range(len(self.dims)), key=self.dims.__getitem__)
 
     @property
+    def _law(self) -> Base:
+        # The base of the kept coordinates, in ascending order.
+        base = self.joint.base
+        return base if len(self.dims) == base.event_shape[0] else base.marginal(sorted(self.dims))
+
+    @property
     def support(self) -> Any:
         """The constraint that events satisfy."""
-        support = self.joint.base.marginal(sorted(self.dims)).support
-        order = self._order
+        support, order = self._law.support, self._order
         return support if order == sorted(order) else permuted(support, order)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -77,16 +85,10 @@ class Marginal(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
-        joint, dims, value = self.joint, sorted(self.dims), take(value, self._order)
-        law = joint.base.marginal(dims) if len(dims) < joint.event_shape[0] else joint.base
-        inside = law.contains(value)
-        value = value.to(torch.promote_types(value.dtype, joint.weight.dtype))
-        value = torch.where(inside.unsqueeze(-1), value, law.example(value))
-        log_normalizer = joint._log_normalizer()
-        log_prob = log_numerator(joint._network, dims, value) - log_normalizer
-        possible = inside & (log_normalizer > -torch.inf)
-        log_prob = torch.where(possible, log_prob, -torch.inf).to(value.dtype)
-        return log_prob.expand(broadcast_shapes(log_prob.shape, self.batch_shape))
+        network, dims = self.joint._network, sorted(self.dims)
+        return self.joint._log_prob(
+            take(value, self._order), self._law, lambda x: log_numerator(network, dims, x)
+        )
 
     @property
     def has_rsample(self) -> bool:
@@ -100,7 +102,7 @@ class Marginal(TorchDistribution):
         self._detached = not value
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws events, exactly: all coordinates, and then the ones that are kept.
+        """Draws events, exactly: all coordinates of the joint law, of which some are kept.
 
         Arguments:
             sample_shape: The shape of the sample.
@@ -121,9 +123,9 @@ class Marginal(TorchDistribution):
         Arguments:
             value: Events, with shape :math:`(*, 1)`.
         """
+        check_one_coordinate(self.event_shape, self._law)
         if self._validate_args:
             self._validate_sample(value)
-        check_one_coordinate(self.event_shape)
         return cdf(self.joint._network, self.dims[0], value)
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -132,16 +134,16 @@ class Marginal(TorchDistribution):
         Arguments:
             value: Probabilities, with shape :math:`(*)`.
         """
+        check_one_coordinate(self.event_shape, self._law)
         if self._validate_args:
             check_probabilities(value)
-        check_one_coordinate(self.event_shape)
         return icdf(self.joint._network, self.dims[0], value)
 
-    def marginal(self, dims: Sequence[int]) -> Any:
+    def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         """The law of some of these coordinates, in the given order."""
         return self.joint.marginal([self.dims[k] for k in check_dims(dims, self.event_shape)])
 
-    def conditional(self, dims: Sequence[int], values: Tensor) -> Any:
+    def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY | Marginal":
         """The law of the other of these coordinates, given the values of some."""
         dims = check_dims(dims, self.event_shape)
         given = [self.dims[k] for k in dims]

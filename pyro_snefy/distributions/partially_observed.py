@@ -1,4 +1,4 @@
-r"""Squared neural families of which some coordinates are not observed."""
+r"""Squared neural families for events with missing coordinates."""
 
 __all__ = ["PartiallyObserved"]
 
@@ -10,7 +10,7 @@ from torch import Size, Tensor
 
 from ..constraints import missing
 from ..numerics.linalg import broadcast_shapes
-from ..operations.missing import log_numerator_of_rows, patterns_of
+from ..operations.missing import check_patterns, log_numerator_of_rows, patterns_of
 from ..sampling import sample
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ _EMPTY = Size()
 class PartiallyObserved(TorchDistribution):
     r"""The law of events with missing coordinates, which are marked by NaN.
 
-    The log-density of a row is the log-density of the coordinates that are there, under their
-    marginal law. It is zero where none is there.
+    The log-density of a row is the log-density of its observed coordinates under their marginal
+    law (arXiv:2305.13552, section 3.2). It is zero where nothing is observed.
 
     Arguments:
         joint: The :class:`~pyro_snefy.SNEFY` of all coordinates.
@@ -61,7 +61,7 @@ class PartiallyObserved(TorchDistribution):
         return missing(base.support, base.example(self.joint.weight))
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws complete events, exactly.
+        """Draws complete events, exactly, without missing coordinates.
 
         Arguments:
             sample_shape: The shape of the sample.
@@ -79,13 +79,11 @@ class PartiallyObserved(TorchDistribution):
         Returns:
             Complete events, with shape :math:`(\text{sample}, *, d)`.
         """
-        if self._validate_args:
-            self._validate_sample(value)
-        shape = broadcast_shapes(value.shape[:-1], self.batch_shape)
-        rows = value.expand(shape + value.shape[-1:]).reshape(-1, value.shape[-1])
+        value = self._checked(value)
+        shape, rows = value.shape[:-1], value.reshape(-1, value.shape[-1])
         observed, joint = ~rows.isnan(), self.joint._network.expand(shape).flatten()
         result = rows.expand(Size(sample_shape) + rows.shape).clone()
-        # One law for each pattern: that of its missing coordinates, for the rows that have it.
+        # All rows with one pattern are drawn together.
         for mask in patterns_of(observed)[0]:
             given, hidden = mask.nonzero().flatten().tolist(), (~mask).nonzero().flatten()
             (place,) = (observed == mask).all(-1).nonzero(as_tuple=True)
@@ -97,7 +95,7 @@ class PartiallyObserved(TorchDistribution):
                 network = network.condition(given, values).expand(network.batch_shape)
             draws = sample(network, Size(sample_shape)).to(rows.dtype)
             result[..., place.unsqueeze(-1), hidden] = draws
-        return result.reshape(Size(sample_shape) + shape + value.shape[-1:])
+        return result.reshape(Size(sample_shape) + value.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         r"""The log-density of what is observed.
@@ -105,17 +103,20 @@ class PartiallyObserved(TorchDistribution):
         Arguments:
             value: The events, with shape :math:`(*, d)`, and NaN for what is not observed.
         """
-        if self._validate_args:
-            self._validate_sample(value)
-        joint = self.joint
-        shape = broadcast_shapes(value.shape[:-1], joint.batch_shape)
-        rows = value.expand(shape + value.shape[-1:])
+        rows, joint = self._checked(value), self.joint
         observed = ~rows.isnan()
         # The reals of torch have infinities, at which no density is defined.
-        inside = self.support.check(rows) & ~rows.isinf().any(-1)
+        inside = ~rows.isinf().any(-1)
+        inside = self.support.check(rows) & inside if rows.numel() else inside
         rows = torch.where(observed & inside.unsqueeze(-1), rows, joint.base.example(rows))
-        log_normalizer = joint._log_normalizer()
-        log_prob = log_numerator_of_rows(joint._network, rows, observed) - log_normalizer
-        valid = inside & (log_normalizer > -torch.inf)
-        log_prob = torch.where(valid, log_prob, -torch.inf)
+        log_numerator = log_numerator_of_rows(joint._network, rows, observed)
+        log_prob = joint._normalized(log_numerator, inside)
         return torch.where(observed.any(-1), log_prob, 0.0).to(value.dtype)
+
+    def _checked(self, value: Tensor) -> Tensor:
+        # Events at the full batch shape. The constraints of torch take no tensor without rows.
+        if value.shape[-1:] == self.event_shape:
+            check_patterns(self.joint.base, ~value.isnan())
+        if self._validate_args and value.numel():
+            self._validate_sample(value)
+        return value.expand(broadcast_shapes(value.shape[:-1], self.batch_shape) + self.event_shape)

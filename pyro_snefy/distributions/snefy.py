@@ -2,7 +2,7 @@ r"""Squared neural families."""
 
 __all__ = ["SNEFY"]
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .marginal import Marginal
 from .partially_observed import PartiallyObserved
 from .validation import (
+    check_expansion,
     check_normalizer,
     check_one_coordinate,
     check_probabilities,
@@ -43,8 +44,9 @@ class SNEFY(TorchDistribution):
         Z = \sum_{ij} (V^\top V)_{ij} \int \sigma(w_i \cdot t(x) + b_i)
         \sigma(w_j \cdot t(x) + b_j) \mu(dx)
 
-    The normalising constant is in closed form, see :mod:`pyro_snefy.kernels`. It is a sum in
-    float64, whatever the dtype of the parameters, because terms of both signs cancel in it.
+    The normalising constant :math:`Z` is in closed form, see :mod:`pyro_snefy.kernels` and
+    Tsuchida, Ong and Sejdinovic, arXiv:2305.13552. It is a sum in float64, whatever the dtype of
+    the parameters, because terms of both signs cancel in it.
 
     Arguments:
         weight: The weights :math:`W`, with shape :math:`(*, n, D)`.
@@ -159,6 +161,7 @@ class SNEFY(TorchDistribution):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SNEFY":
         """The same law with a larger batch shape; parameters are shared, not copied."""
+        check_expansion(self.batch_shape, batch_shape)
         new = self._get_checked_instance(SNEFY, _instance)
         for name in (*_PARAMETERS, "activation", "base", "_detached"):
             setattr(new, name, getattr(self, name))
@@ -195,11 +198,14 @@ class SNEFY(TorchDistribution):
         new._validate_args = validate_args
         return new if new.batch_shape == network.batch_shape else new.expand(network.batch_shape)
 
-    def _log_normalizer(self) -> Tensor:
-        # In float64, and at the batch shape of the parameters, however far that is expanded.
-        return self._checked_normalizer(self._network)
+    @property
+    def log_normalizer(self) -> Tensor:
+        r"""The logarithm :math:`\log Z` of the normalising constant."""
+        log_normalizer = self._checked_normalizer(self._network.to(torch.float64))
+        return log_normalizer.to(self.weight.dtype).expand(self.batch_shape)
 
     def _checked_normalizer(self, network: Network) -> Tensor:
+        # In float64, and at the batch shape of the parameters, before any expansion.
         neurons = network.kernel()
         log_normalizer = network.log_normalizer(neurons)
         if self._validate_args:
@@ -209,12 +215,6 @@ class SNEFY(TorchDistribution):
     def _check(self, log_normalizer: Tensor, network: Network, neurons: Kernel) -> None:
         name = "readout" if self.gram is None else "gram"
         check_normalizer(log_normalizer, network, neurons, name)
-
-    @property
-    def log_normalizer(self) -> Tensor:
-        r"""The logarithm :math:`\log Z` of the normalising constant."""
-        log_normalizer = self._checked_normalizer(self._network.to(torch.float64))
-        return log_normalizer.to(self.weight.dtype).expand(self.batch_shape)
 
     @property
     def condition_number(self) -> Tensor:
@@ -257,25 +257,31 @@ class SNEFY(TorchDistribution):
         """
         if self._validate_args:
             self._validate_sample(value)
+        return self._log_prob(value, self.base, lambda x: self._network.to(x.dtype).log_density(x))
+
+    def _log_prob(
+        self, value: Tensor, law: Base, log_numerator: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        # The law of all or some coordinates, and their log-density plus log Z inside its support.
         value = value.to(torch.promote_types(value.dtype, self.weight.dtype))
-        inside = self.base.contains(value)
+        inside = law.contains(value)
         # Events outside stand for one inside, so that no gradient is poisoned by them.
-        mask = inside[(...,) + (None,) * len(self.event_shape)] if self.event_shape else inside
-        value = torch.where(mask, value, self.base.example(value))
-        network = self._network.to(value.dtype)
-        log_normalizer = self._log_normalizer()
-        log_prob = network.log_density(value) - log_normalizer
-        possible = inside & (log_normalizer > -torch.inf)
-        log_prob = torch.where(possible, log_prob, -torch.inf).to(value.dtype)
+        mask = inside[(...,) + (None,) * law.event_dim] if law.event_dim else inside
+        value = torch.where(mask, value, law.example(value))
+        log_prob = self._normalized(log_numerator(value), inside).to(value.dtype)
         shape = broadcast_shapes(log_prob.shape, self.batch_shape)
         return log_prob if log_prob.shape == shape else log_prob.expand(shape)
+
+    def _normalized(self, log_numerator: Tensor, inside: Tensor) -> Tensor:
+        log_normalizer = self._checked_normalizer(self._network)
+        possible = inside & (log_normalizer > -torch.inf)
+        return torch.where(possible, log_numerator - log_normalizer, -torch.inf)
 
     @property
     def has_rsample(self) -> bool:
         """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes.
 
-        There are none of ``ReLU`` and ``Step``, whose densities may vanish between two places
-        where they do not.
+        ``ReLU`` and ``Step`` have none: their densities may vanish on whole intervals.
         """
         return is_reparameterizable(self._network) and not self._detached
 
@@ -297,18 +303,18 @@ class SNEFY(TorchDistribution):
 
         .. math:: \frac{Z}{\sum_i D_i K_{ii}}, \quad D \succeq V^\top V,
 
-        for proposals from single neurons, and that of pairs of neurons for ``Exp``. It is one
-        where nothing is ever rejected. Where it is very small, the sampler works without proposals
-        if it can.
+        for proposals from single neurons; for ``Exp``, proposals come from pairs of neurons. The
+        rate is one where nothing is ever rejected. Where it is very small, :meth:`sample` works
+        without proposals if it can.
         """
         return acceptance_rate(self._network)
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
         r"""Draws events, exactly.
 
-        Proposals come from a mixture of single neurons, or pairs of them, whose envelope is proved
-        to be above the density. Where hardly any would be accepted, coordinates are drawn one
-        after the other, by inversion of their conditional distribution functions.
+        Proposals come from a mixture of single neurons, or of pairs of neurons, under an envelope
+        that is proved to be above the density. Where hardly any proposal would be accepted,
+        coordinates are drawn one after the other, by inversion of distribution functions.
 
         Arguments:
             sample_shape: The shape of the sample.
@@ -328,15 +334,15 @@ class SNEFY(TorchDistribution):
     def cdf(self, value: Tensor) -> Tensor:
         r"""The distribution function of an event with one coordinate.
 
-        It is a quadrature of the density, whose terms are all positive: digits are right far into
-        the lower tail.
+        It is a Gauss-Legendre quadrature of the density. All its terms are positive, so that its
+        digits are right far into the lower tail.
 
         Arguments:
             value: Events, with shape :math:`(*, \text{event})`.
         """
+        check_one_coordinate(self.event_shape, self.base)
         if self._validate_args:
             self._validate_sample(value)
-        check_one_coordinate(self.event_shape)
         return cdf(self._network, 0, value)
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -345,9 +351,9 @@ class SNEFY(TorchDistribution):
         Arguments:
             value: Probabilities, with shape :math:`(*)`.
         """
+        check_one_coordinate(self.event_shape, self.base)
         if self._validate_args:
             check_probabilities(value)
-        check_one_coordinate(self.event_shape)
         return icdf(self._network, 0, value)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
@@ -355,6 +361,9 @@ class SNEFY(TorchDistribution):
 
         .. math:: p(x_2 | x_1) \propto \mu_{2|1}(x_2) \left\| V \sigma(W_2 t_2(x_2) + b
             + W_1 t_1(x_1)) \right\|^2
+
+        This is a SNEFY whose biases hold the given values (arXiv:2305.13552, section 3.2). Given
+        values outside the support its normaliser is NaN, unless arguments are checked.
 
         Arguments:
             dims: The given coordinates.
@@ -369,10 +378,15 @@ class SNEFY(TorchDistribution):
         dims, values = sorted(dims), take(values, order).to(self.weight.dtype)
         if len(dims) == self.event_shape[0]:
             raise ValueError(f"SNEFY: expected dims to leave a coordinate, got {dims}.")
-        network = self._network.condition(dims, values)
+        law = self.base.marginal(dims)
+        inside = law.contains(values)
+        if self._validate_args and not inside.all():
+            raise ValueError(f"SNEFY: expected values in the support {law.support}, got {values}.")
+        inside = inside.unsqueeze(-1)
+        network = self._network.condition(dims, torch.where(inside, values, law.example(values)))
         return SNEFY(
             network.weight,
-            network.bias,
+            torch.where(inside, network.bias, torch.nan),
             self.readout,
             gram=self.gram,
             activation=self.activation,
@@ -387,9 +401,8 @@ class SNEFY(TorchDistribution):
             dims: The coordinates that are kept.
 
         Returns:
-            A SNEFY for waves and exponentials, and a
-            :class:`~pyro_snefy.distributions.Marginal` with the
-            same methods for others.
+            A SNEFY for waves and exponentials, and for other activations a
+            :class:`~pyro_snefy.distributions.Marginal` with the same methods.
         """
         dims = check_dims(dims, self.event_shape)
         if dims == list(range(self.event_shape[0])):
@@ -406,24 +419,24 @@ class SNEFY(TorchDistribution):
     @property
     def mean(self) -> Tensor:
         r"""The mean :math:`\mathbb{E}[x]`, in closed form where there is one."""
-        mean, _ = moments(self._network.to(torch.float64))
-        return self._event(mean)
+        return self._to_event(self._moments()[0])
 
     @property
     def variance(self) -> Tensor:
         """The variance of each coordinate, in closed form where there is one."""
-        _, covariance = moments(self._network.to(torch.float64))
-        return self._event(covariance.diagonal(dim1=-2, dim2=-1))
+        return self._to_event(self._moments()[1].diagonal(dim1=-2, dim2=-1))
 
     @property
     def covariance_matrix(self) -> Tensor:
         """The covariance matrix of a vector event, in closed form where there is one."""
         if not self.event_shape:
             raise NotImplementedError("A scalar event has a variance, no covariance_matrix.")
-        _, covariance = moments(self._network.to(torch.float64))
-        covariance = covariance.to(self.weight.dtype)
+        covariance = self._moments()[1].to(self.weight.dtype)
         return covariance.expand(self.batch_shape + covariance.shape[-2:])
 
-    def _event(self, vectors: Tensor) -> Tensor:
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        return moments(self._network.to(torch.float64))
+
+    def _to_event(self, vectors: Tensor) -> Tensor:
         vectors = vectors if self.event_shape else vectors.squeeze(-1)
         return vectors.to(self.weight.dtype).expand(self.batch_shape + self.event_shape)

@@ -1,6 +1,7 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "check_expansion",
     "check_normalizer",
     "check_one_coordinate",
     "check_probabilities",
@@ -164,7 +165,7 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
         noise = 4 * network.width * torch.finfo(torch.float64).eps
         log_norm = _log_norms(network, neurons, bias)
         bound = (_log_diagonal(network.form) + log_norm).logsumexp(-1)
-        valid = valid & (log_normalizer.min() > bound + math.log(noise))
+        valid = valid & (log_normalizer.min() - bound > math.log(noise))
     if not valid:
         raise ValueError(
             f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "
@@ -186,13 +187,35 @@ def _log_diagonal(form: Form) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).log()
 
 
-def check_one_coordinate(event_shape: Size) -> None:
-    """Checks that an event has one coordinate, as distribution functions take."""
-    if event_shape.numel() != 1:
-        raise NotImplementedError(
-            "Expected an event with one coordinate for a distribution function, got "
-            f"event_shape {tuple(event_shape)}; try marginal([k])."
+def check_expansion(batch_shape: Size, target: Size) -> None:
+    """Checks that a batch shape expands to another, as in :meth:`torch.Tensor.expand`."""
+    end = target[max(0, len(target) - len(batch_shape)) :]
+    if len(end) < len(batch_shape) or any(
+        own not in (1, size) for own, size in zip(batch_shape, end, strict=True)
+    ):
+        raise RuntimeError(
+            f"Expected a batch shape to which {tuple(batch_shape)} expands, got {tuple(target)}."
         )
+
+
+def check_one_coordinate(event_shape: Size, law: Base) -> None:
+    """Checks that an event has one coordinate, as distribution functions take."""
+    if event_shape.numel() == 1:
+        return
+    lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
+    hint = f"try marginal([k]) with k in {lines}" if lines else f"{law} has no marginal laws"
+    raise NotImplementedError(
+        "Expected an event with one coordinate for a distribution function, got event_shape "
+        f"{tuple(event_shape)}; {hint}."
+    )
+
+
+def _has_marginal(law: Base, dim: int) -> bool:
+    try:
+        law.marginal([dim])
+    except NotImplementedError:
+        return False
+    return True
 
 
 def check_probabilities(value: Tensor) -> None:

@@ -332,8 +332,9 @@ def relu_moment(
         term = float(math.comb(power, k) * math.perm(power, k)) * e1[power - k] * e2[power - k]
         total = total + (term * c**k if k else term)
 
-    # For opposite weights the sum is a difference, and rounding may push it below zero.
-    return torch.clamp(total, min=0.0)
+    # For opposite weights the sum is a difference, and rounding may push it below zero. A clamp
+    # would take its gradient there, too.
+    return total - total.detach().clamp(max=0.0)
 
 
 def leaky_relu_moment(

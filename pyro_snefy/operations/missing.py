@@ -1,30 +1,57 @@
-r"""Log-densities of events of which some coordinates are not observed, row by row."""
+r"""Log-densities of events with missing coordinates, row by row.
 
-__all__ = ["log_numerator_of_rows", "patterns_of"]
+The observed coordinates of a row follow their marginal law (arXiv:2305.13552, section 3.2). Which
+coordinates of a row are observed is its pattern.
+"""
+
+__all__ = ["check_patterns", "log_numerator_of_rows", "patterns_of"]
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ..bases import Base, Product
 from ..network import Network
 from ..numerics.linalg import rows_matmul
 from .marginals import log_numerator
 
 
+def check_patterns(base: Base, observed: Tensor) -> None:
+    r"""Raises if a base without marginal laws, such as a sphere, is observed in part.
+
+    Arguments:
+        base: The base, or a product, whose factors are checked.
+        observed: Which coordinates are observed, with shape :math:`(*, d)`.
+    """
+    if isinstance(base, Product):
+        for factor, part in zip(base.bases, observed.split(base.lengths, dim=-1), strict=True):
+            check_patterns(factor, part)
+        return
+    if observed.shape[-1] == 1 or type(base).marginal is not Base.marginal:
+        return
+    if bool((observed.any(-1) != observed.all(-1)).any()):
+        raise NotImplementedError(
+            f"{base} has no marginal laws in closed form: expected all of its coordinates to be "
+            "observed, or none."
+        )
+
+
 def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> Tensor:
-    r"""The log-density of what is observed, plus :math:`\log Z`, for rows with a pattern each.
+    r"""The log-density of the observed coordinates of each row, plus :math:`\log Z`.
 
     Arguments:
         network: The network of all coordinates, with batch shape :math:`(*)`.
-        rows: The events, with shape :math:`(*, d)`, and any values of the support where they are
-            not observed.
+        rows: The events, with shape :math:`(*, d)`. Coordinates that are not observed may have any
+            value in the support.
         observed: Which coordinates are observed, with shape :math:`(*, d)`.
 
     Returns:
         The values, with shape :math:`(*)`.
     """
     shape, d = rows.shape[:-1], rows.shape[-1]
+    if not shape.numel():
+        return network.log_normalizer().expand(shape)
     patterns, pattern = patterns_of(observed.reshape(-1, d))
     one_model = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one_model and not network.base.batch_shape:
@@ -44,7 +71,7 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
             )
             values = partial.log_density + others.log_normalizer()
             return blocks.unpack(values).reshape(shape)
-    # Without a way to do them all at once, patterns are taken one after the other.
+    # A base that cannot treat all patterns at once, or a batch of models: one after the other.
     total = rows.new_zeros(shape, dtype=torch.float64)
     for k, mask in enumerate(patterns.tolist()):
         dims = [dim for dim, here in enumerate(mask) if here]
@@ -54,28 +81,24 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
 
 
 def patterns_of(observed: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Finds the rows that differ, with shape :math:`(K, d)`, and which of them each row is."""
+    r"""The distinct patterns, with shape :math:`(K, d)`, and the index of each row's pattern."""
     d = observed.shape[-1]
     if d > 62:
         return torch.unique(observed, dim=0, return_inverse=True)
-    # As binary numbers, which are sorted much faster than rows.
+    # Patterns as binary numbers: numbers are sorted much faster than rows.
     digits = torch.arange(d, device=observed.device)
     numbers, pattern = torch.unique((observed << digits).sum(-1), return_inverse=True)
     return (numbers.unsqueeze(-1) >> digits & 1).bool(), pattern
 
 
 class _Blocks:
-    r"""Rows in blocks of one size, so that all rows of a block have one pattern.
+    r"""Rows in blocks of one size, with one pattern for all rows of a block.
 
-    There are at most twice as many blocks as patterns, and the last rows of a pattern are repeated
-    to fill its last block.
-
-    Arguments:
-        pattern: The pattern of each row, with shape :math:`(N,)`.
-        count: The number of patterns.
+    There are at most twice as many blocks as patterns. Repeated rows fill the last block of each.
     """
 
     def __init__(self, pattern: Tensor, count: int) -> None:
+        # The index of each row's pattern, (N,), and the number of patterns.
         size = -(-len(pattern) // count)
         order = pattern.argsort(stable=True)
         counts = torch.bincount(pattern, minlength=count)
@@ -93,5 +116,5 @@ class _Blocks:
         self.place = firsts[pattern] * size + place - starts[pattern]  # (N,)
 
     def unpack(self, values: Tensor) -> Tensor:
-        r"""The values of the rows, from those of the blocks, with shape :math:`(K, R)`."""
+        # From values of the blocks, (K, R), to values of the rows, (N,).
         return values.flatten()[self.place]

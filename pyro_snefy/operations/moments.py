@@ -1,15 +1,19 @@
-r"""Mean and covariance of squared neural families, from derivatives of closed forms."""
+r"""Mean and covariance of squared neural families, from derivatives of closed forms.
+
+A density that is tilted by :math:`e^{u \cdot x}` has a normaliser :math:`Z(u)`. The mean is
+:math:`\nabla \log Z(0)`, and the covariance :math:`\nabla^2 \log Z(0)`. Every closed form of the
+normaliser (arXiv:2305.13552) that can be tilted thus gives moments in closed form.
+"""
 
 __all__ = ["moments"]
 
 from dataclasses import replace
 from functools import singledispatch
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Exp, FourierActivation, Identity, Sin, Snake
+from ..activations import Activation, Cos, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -29,6 +33,7 @@ from ..kernels import Separable
 from ..kernels.homogeneous import radial_moment
 from ..kernels.piecewise import piecewise_moment
 from ..network import Network
+from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
 
 Moments = tuple[Tensor, Tensor]
@@ -41,10 +46,15 @@ def moments(network: Network) -> Moments:
         network: A network in float64.
 
     Returns:
-        The mean, with shape :math:`(*, d)`, and the covariance, with shape :math:`(*, d, d)`.
+        The mean, with shape :math:`(*, d)`, and the covariance, with shape :math:`(*, d, d)`; NaN
+        where :math:`Z = 0`.
     """
     with torch.enable_grad():
         mean, covariance = _moments(network.base, network)
+    with torch.no_grad():
+        possible = network.log_normalizer() > -torch.inf
+    mean = torch.where(possible[..., None], mean, torch.nan)
+    covariance = torch.where(possible[..., None, None], covariance, torch.nan)
     if torch.is_grad_enabled() and any(x.requires_grad for x in network.tensors()):
         return mean, covariance
     return mean.detach(), covariance.detach()
@@ -52,6 +62,7 @@ def moments(network: Network) -> Moments:
 
 @singledispatch
 def _moments(base: Base, network: Network) -> Moments:
+    # A base in a mixture may have no mass: its moments have no meaning then, but are finite.
     return _by_engine(base, network)
 
 
@@ -59,14 +70,14 @@ def _by_engine(base: Base, network: Network) -> Moments:
     if _has_moments(base):
         if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
             return _members(base, network)
-        wave = isinstance(network.activation, FourierActivation) and isinstance(base, FourierBase)
-        if wave and _affordable(base, network.activation):
+        wave = isinstance(network.activation, FourierActivation)
+        if wave and isinstance(base, FourierBase) and _affordable(base, network.activation):
             return _waves(base, network)
     raise NotImplementedError(
-        f"No closed form for the moments of {network.activation} on {base}. There is one wherever "
-        "there is one for the normaliser, but for bases such as UniformCube, whose statistic has "
-        "moments that are not those of the event, and for Snake and Identity on products and in "
-        "more than three dimensions, where fourth derivatives are too many."
+        f"No closed form for the moments of {network.activation} on {base}. Every pair with a "
+        "closed form of the normaliser has one, with two exceptions: bases such as UniformCube, "
+        "whose event is not its statistic; and Snake and Identity on products or in more than "
+        "three dimensions, where there are too many fourth derivatives."
     )
 
 
@@ -76,17 +87,28 @@ def _affordable(base: Base, activation: Activation) -> bool:
 
 
 def _has_moments(base: Base) -> bool:
-    # Transforms know the statistic alone, which says little of the events of a pushforward.
+    # Transforms give moments of the statistic, and the event of a pushforward is another variable.
     if isinstance(base, Mixture | Product):
         return all(_has_moments(part) for part in base.bases)
     return not isinstance(base, Pushforward)
 
 
-def _gradient(value: Tensor, argument: Tensor) -> Tensor:
+def _gradient(value: Tensor, argument: Tensor, differentiable: bool = True) -> Tensor:
     (gradient,) = torch.autograd.grad(
-        value.sum(), argument, create_graph=True, materialize_grads=True
+        value.sum(),
+        argument,
+        retain_graph=True,
+        create_graph=differentiable,
+        materialize_grads=True,
     )
     return gradient
+
+
+def _jacobian(values: Tensor, argument: Tensor, network: Network) -> Tensor:
+    # Gradients of the entries of vectors, (*, D, D). Each would hold as much memory as all values:
+    # they have gradients of their own only if a parameter asks for them.
+    needed = any(x.requires_grad for x in network.tensors())
+    return torch.stack([_gradient(row, argument, needed) for row in values.unbind(-1)], dim=-2)
 
 
 def _leaf(like: Tensor, *shape: int) -> Tensor:
@@ -94,7 +116,7 @@ def _leaf(like: Tensor, *shape: int) -> Tensor:
 
 
 class _Widened(Gaussian):
-    r"""A Gaussian base whose covariance has an increment, known to the Gaussian engine."""
+    r"""A Gaussian base whose covariance :math:`C + H` has an increment :math:`H`."""
 
     def __init__(self, base: Gaussian, increment: Tensor) -> None:
         self.__dict__.update(base.__dict__)
@@ -106,26 +128,25 @@ class _Widened(Gaussian):
 
 @_moments.register
 def _gaussian(base: Gaussian, network: Network) -> Moments:
-    r"""A shift of the mean is a shift of the biases, and tilts the density.
+    r"""A shift of the mean :math:`m` tilts the density, and adds :math:`W u` to the biases.
 
     .. math:: \mathbb{E}[x] = m + C \nabla_m \log Z, \quad
         \mathrm{Cov}[x] = C + C (\nabla_m^2 \log Z) C
     """
     weight, batch = network.weight, network.batch_shape
-    bias = network.bias + _leaf(weight, *batch, weight.shape[-2])
+    d = weight.shape[-1]
+    shift = _leaf(weight, *batch, d)  # u
+    bias = network.bias + rows_matmul(shift, weight.mT)
     kernel = network.kernel()
     if isinstance(kernel, Separable):
-        slope = rows_matmul(_gradient(kernel.log_normalizer(network.form, bias), bias), weight)
-        hessian = torch.stack(
-            [rows_matmul(_gradient(row, bias), weight) for row in slope.unbind(-1)], dim=-2
-        )
+        slope = _gradient(kernel.log_normalizer(network.form, bias), shift)
+        hessian = _jacobian(slope, shift, network)
     else:
-        # By the heat equation a second derivative in the mean is a first one in the covariance.
-        d = weight.shape[-1]
+        # The heat equation: a second derivative in the mean is a first one in the covariance.
         increment = _leaf(weight, *batch, d, d)
         network = replace(network, base=_Widened(base, increment), bias=bias)
         log_normalizer = network.log_normalizer()
-        slope = rows_matmul(_gradient(log_normalizer, bias), weight)
+        slope = _gradient(log_normalizer, shift)
         curvature = _gradient(log_normalizer, increment)
         hessian = curvature + curvature.mT - slope.unsqueeze(-1) * slope.unsqueeze(-2)
     covariance = base.covariance(weight)
@@ -147,11 +168,16 @@ def _discrete(base: Discrete, network: Network) -> Moments:
 
 def _mixed(logits: Tensor, means: Tensor, covariances: Tensor) -> Moments:
     # Moments of a mixture, whose components are the last dimension of the logits.
-    shares = logits.softmax(-1).unsqueeze(-1)  # (*, K, 1)
-    mean = (shares * means).sum(-2)
+    empty = (logits == -torch.inf).all(-1, keepdim=True)
+    return _combined(logits.masked_fill(empty, 0.0).softmax(-1), means, covariances)
+
+
+def _combined(shares: Tensor, means: Tensor, covariances: Tensor) -> Moments:
+    # The law of total covariance, for shares (*, K) that add up to one.
+    mean = (shares.unsqueeze(-1) * means).sum(-2)
     offsets = means - mean.unsqueeze(-2)
     spreads = covariances + offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
-    return mean, (shares.unsqueeze(-1) * spreads).sum(-3)
+    return mean, (shares[..., None, None] * spreads).sum(-3)
 
 
 @_moments.register
@@ -171,7 +197,7 @@ def _mixture(base: Mixture, network: Network) -> Moments:
     return _mixed(base.log_weights() + logits, means, covariances)
 
 
-def _members(base: Any, network: Network) -> Moments:
+def _members(base: LaplaceBase, network: Network) -> Moments:
     # A signed mixture of members of the exponential family, one for each pair of neurons.
     assert isinstance(network.activation, Exp)
     weight, n = network.weight, network.weight.shape[-2]
@@ -181,13 +207,9 @@ def _members(base: Any, network: Network) -> Moments:
     block = block + _leaf(weight, *network.batch_shape, n, n)
     kernel = Separable({(0, 0): block}, kernel.features)
     log_normalizer = kernel.log_normalizer(network.form, network.bias)
-    shares = (block * _gradient(log_normalizer, block)).flatten(-2).unsqueeze(-1)  # (*, n^2, 1)
+    shares = (block * _gradient(log_normalizer, block)).flatten(-2)  # (*, n^2)
     eta = network.activation.scale * (weight.unsqueeze(-2) + weight.unsqueeze(-3))
-    means, covariances = base.member_moments(eta.flatten(-3, -2))
-    mean = (shares * means).sum(-2)
-    offsets = means - mean.unsqueeze(-2)
-    spreads = covariances + offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
-    return mean, (shares.unsqueeze(-1) * spreads).sum(-3)
+    return _combined(shares, *base.member_moments(eta.flatten(-3, -2)))
 
 
 @_moments.register
@@ -199,22 +221,27 @@ def _standardized(base: Standardized, network: Network) -> Moments:
     return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
 
 
-def _waves(base: Any, network: Network) -> Moments:
-    r"""Neurons that are a line and a wave, :math:`\alpha + w \cdot x + \Re(r e^{i \omega x})`.
+def _waves(base: FourierBase, network: Network) -> Moments:
+    r"""Neurons that are a line plus a wave, from derivatives of one characteristic function.
 
-    Their products are polynomials, polynomials times waves, and waves of sums and differences of
-    frequencies, whose integrals are derivatives of the characteristic function.
+    .. math:: S(u) = \int e^{i u \cdot x} \|V \sigma(W x + b)\|^2 \mu(dx), \quad Z = S(0), \quad
+        Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
+
+    Products of neurons are polynomials, waves, and polynomials times waves. Their sum over pairs
+    is taken before it is differentiated.
     """
     network = network.real()
-    activation, weight, batch = network.activation, network.weight, network.batch_shape
+    activation, weight = network.activation, network.weight
     gram, centre = network.form.gram(), base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
-    terms = []
+    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
     line = angle
     if isinstance(activation, Snake) and activation.offset:
         line = angle + 0.5 / activation.a
+    terms = []  # of S(u) and -i ∇S(u)
+    waves = []  # real parts of coefficients, and frequencies
     if isinstance(activation, Snake | Identity):
-        terms.append(_lines(gram, weight, line, _jets(base, weight[..., :1, :] * 0, batch, 4)))
+        terms.append(_lines(base, gram, weight, line, shift))
     if not isinstance(activation, Identity):
         assert isinstance(activation, FourierActivation)
         frequency = activation.wave_frequency
@@ -225,89 +252,87 @@ def _waves(base: Any, network: Network) -> Moments:
         if isinstance(activation, Snake):
             phase = -phase / frequency
             level = (gram @ line.unsqueeze(-1)).squeeze(-1)
-            jets = _jets(base, omega, batch, 3)
-            terms.append(_lines_and_waves(level, gram @ weight, phase, jets))
+            terms.append(_lines_and_waves(base, level, gram @ weight, phase, omega, shift))
         for sign, other in ((1, phase), (-1, phase.conj())):
             pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
             factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
-            jets = _jets(base, pairs, batch, 2)
-            terms.append([_real_sum(factor, jet, k) for k, jet in enumerate(jets)])
-    mass, first, second = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
+            values, slopes = _transforms(base, pairs, shift)
+            terms.append(((factor * values).sum(-1), (factor.unsqueeze(-1) * slopes).sum(-2)))
+            waves.append((factor.real, pairs))
+    mass, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
+    if isinstance(base, UniformSphere) and isinstance(activation, Cos | Sin):
+        return _centred(mass.real, slope.real, _radial(base, waves), centre)
+    return _centred(mass.real, slope.real, _jacobian(slope.imag, shift, network), centre)
+
+
+def _radial(base: UniformSphere, waves: list[tuple[Tensor, Tensor]]) -> Tensor:
+    r"""The second moments of waves on a sphere, without derivatives by each coordinate.
+
+    .. math:: \int x x^\top e^{i \omega \cdot x} \mu(dx) = \frac{1}{d} F_1 I
+        - \frac{1}{d (d + 2)} F_2 \, \omega \omega^\top, \quad
+        F_k = {}_0F_1(d / 2 + k; -\|\omega\|^2 / 4)
+    """
+    d = base.num_statistics
+    factor = torch.cat([factor for factor, _ in waves], dim=-1)
+    omega = torch.cat([omega for _, omega in waves], dim=-2)
+    square = omega.square().sum(-1)
+    first, second = (factor * hyp0f1_oscillating(d / 2 + k, square) for k in (1, 2))
+    eye = torch.eye(d, dtype=omega.dtype, device=omega.device)
+    round_part = first.sum(-1)[..., None, None] * eye / d
+    return round_part - (omega.mT * second.unsqueeze(-2)) @ omega / (d * (d + 2))
+
+
+def _centred(mass: Tensor, first: Tensor, second: Tensor, centre: Tensor) -> Moments:
+    # From moments about a centre that are not normalised.
+    mass = torch.where(mass == 0, 1.0, mass)
     offset = first / mass.unsqueeze(-1)
     square = offset.unsqueeze(-1) * offset.unsqueeze(-2)
     return centre + offset, second / mass[..., None, None] - square
 
 
-def _jets(base: Any, omega: Tensor, batch: torch.Size, order: int) -> list[Tensor]:
-    r"""The integrals of :math:`x^{\otimes k} e^{i \omega x}` for :math:`k` up to an order.
-
-    Each is minus :math:`i` times the gradient of the one before.
-
-    Arguments:
-        base: The base.
-        omega: The frequencies, with shape :math:`(*, E, D)`.
-        batch: The batch shape of the results.
-        order: The largest :math:`k`.
-
-    Returns:
-        Complex tensors, with shapes :math:`(*, E)`, :math:`(*, E, D)`, and so on.
-    """
-    omega = omega + _leaf(omega, *batch, *omega.shape[-2:])
-    jets = [_parts(*base.characteristic(omega)), _parts(*base.characteristic_moment(omega))]
-    while len(jets) <= order:
-        real, imag = jets[-1]
-        jets.append((_derivative(imag, omega), -_derivative(real, omega)))
-    return [torch.complex(real, imag) for real, imag in jets]
+def _transforms(base: FourierBase, omega: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    # φ(ω + u) and -i ∇φ(ω + u), complex, with shapes (*, E) and (*, E, D).
+    omega = omega + shift.unsqueeze(-2)
+    return _complex(*base.characteristic(omega)), _complex(*base.characteristic_moment(omega))
 
 
-def _parts(real: Tensor | None, imag: Tensor | None) -> tuple[Tensor, Tensor]:
+def _complex(real: Tensor | None, imag: Tensor | None) -> Tensor:
     filler = imag if real is None else real
     assert filler is not None
     zeros = torch.zeros_like(filler)
-    return zeros if real is None else real, zeros if imag is None else imag
+    return torch.complex(zeros if real is None else real, zeros if imag is None else imag)
 
 
-def _derivative(values: Tensor, omega: Tensor) -> Tensor:
-    # Derivatives of rows, (*, E, ...), in their own frequencies: (*, E, ..., D).
-    if not values.requires_grad:  # an imaginary part that is zero
-        return values.new_zeros(values.shape + omega.shape[-1:])
-    rows = values.reshape((*omega.shape[:-1], -1)).unbind(-1)
-    columns = torch.stack([_gradient(row, omega) for row in rows], dim=-2)
-    return columns.reshape(values.shape + omega.shape[-1:])
+def _slope(value: Tensor, shift: Tensor) -> Tensor:
+    # -i times the gradient of a complex function of u: (*) to (*, D).
+    return torch.complex(_gradient(value.imag, shift), -_gradient(value.real, shift))
 
 
-def _real_sum(factor: Tensor, jet: Tensor, rank: int) -> Tensor:
-    # The real part of a sum over frequencies: (*, E) against (*, E, ...), with rank dots.
-    return (factor[(...,) + (None,) * rank] * jet).sum(-1 - rank).real
-
-
-def _lines(gram: Tensor, weight: Tensor, line: Tensor, jets: list[Tensor]) -> list[Tensor]:
-    # Products of lines: a quadratic polynomial, against moments of up to the fourth order.
-    mass, _, second, third, fourth = (jet.real.select(-1 - k, 0) for k, jet in enumerate(jets))
+def _lines(
+    base: FourierBase, gram: Tensor, weight: Tensor, line: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    # Products of lines: a + 2 s·x + x·Mx.
+    values, slopes = _transforms(base, torch.zeros_like(weight[..., :1, :]), shift)
+    values, slopes = values.squeeze(-1), slopes.squeeze(-2)
     level = (gram @ line.unsqueeze(-1)).squeeze(-1)
     constant = (level * line).sum(-1)
-    slope = (weight * level.unsqueeze(-1)).sum(-2)
-    matrix = weight.mT @ gram @ weight
-    return [
-        constant * mass + (matrix * second).sum((-2, -1)),
-        2 * torch.einsum("...ij,...j->...i", second, slope)
-        + torch.einsum("...ij,...ijk->...k", matrix, third),
-        constant[..., None, None] * second
-        + 2 * torch.einsum("...i,...ijk->...jk", slope, third)
-        + torch.einsum("...ij,...ijkl->...kl", matrix, fourth),
-    ]
+    linear = (weight * level.unsqueeze(-1)).sum(-2)
+    image = ((weight.mT @ gram @ weight) * slopes.unsqueeze(-2)).sum(-1)  # M times -i ∇φ
+    bent = 2 * (linear * slopes).sum(-1)
+    for k, row in enumerate(image.unbind(-1)):
+        bent = bent + _slope(row, shift)[..., k]
+    return constant * values + bent, constant.unsqueeze(-1) * slopes + _slope(bent, shift)
 
 
 def _lines_and_waves(
-    level: Tensor, slope: Tensor, phase: Tensor, jets: list[Tensor]
-) -> list[Tensor]:
-    # Each line of the sum meets each wave, twice.
-    terms = []
-    for rank in range(3):
-        inner = slope.reshape(slope.shape[:-1] + (1,) * rank + slope.shape[-1:])
-        value = level[(...,) + (None,) * rank] * jets[rank] + (inner * jets[rank + 1]).sum(-1)
-        terms.append(2 * _real_sum(phase, value, rank))
-    return terms
+    base: FourierBase, level: Tensor, slope: Tensor, phase: Tensor, omega: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor]:
+    # Each wave meets the sum of all lines, a + s·x, twice.
+    values, slopes = _transforms(base, omega, shift)
+    flat, phase = 2 * phase * level, 2 * phase
+    bent = (phase * (slope * slopes).sum(-1)).sum(-1)
+    first = (flat.unsqueeze(-1) * slopes).sum(-2) + _slope(bent, shift)
+    return (flat * values).sum(-1) + bent, first
 
 
 @_moments.register
@@ -315,39 +340,33 @@ def _sphere(base: UniformSphere, network: Network) -> Moments:
     degree = network.activation.degree
     if degree is None:
         return _by_engine(base, network)
-    # As for the normaliser: events are those of a normal law, divided by a radius.
+    # A normal vector is r x, where the square of the network is proportional to r^(2 degree).
     d, weight = base.num_statistics, network.weight
     zeros = weight.new_zeros((d,))
     normal = Gaussian(zeros, zeros + 1, validate_args=False)
+    moments = [radial_moment(d, 2 * degree + k) for k in range(3)]
     mean, covariance = _gaussian(normal, replace(network, base=normal))
-    second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    mean = mean * (radial_moment(d, 2 * degree) / radial_moment(d, 2 * degree + 1))
-    second = second * (radial_moment(d, 2 * degree) / radial_moment(d, 2 * degree + 2))
-    return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return _times_radius(mean, covariance, moments[0] / moments[1], moments[0] / moments[2])
 
 
 @_moments.register
 def _projected(base: ProjectedGaussian, network: Network) -> Moments:
-    # A direction, times an independent radius.
-    sphere = base.latent(network.weight)
+    d, sphere = base.num_statistics, base.latent(network.weight)
     mean, covariance = _moments(sphere, replace(network, base=sphere))
-    second = covariance + mean.unsqueeze(-1) * mean.unsqueeze(-2)
-    d = base.num_statistics
-    mean = mean * radial_moment(d, 1)
-    second = second * radial_moment(d, 2)
-    return mean, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return _times_radius(mean, covariance, radial_moment(d, 1), radial_moment(d, 2))
+
+
+def _times_radius(mean: Tensor, covariance: Tensor, first: float, second: float) -> Moments:
+    # Moments of r x, where r is independent of x, from E[r] and E[r^2].
+    square = mean.unsqueeze(-1) * mean.unsqueeze(-2)
+    return first * mean, second * (covariance + square) - first**2 * square
 
 
 @_moments.register
 def _interval(base: Interval, network: Network) -> Moments:
     if network.activation.degree is None:
         return _by_engine(base, network)
-    gram = network.form.gram()
-    zeroth, first, second = (
-        (gram * piecewise_moment(network.activation, base, network.weight, k)(network.bias)).sum(
-            (-2, -1)
-        )[..., None]
-        for k in range(3)
-    )
-    mean = first / zeroth
-    return mean, (second / zeroth - mean.square()).unsqueeze(-1)
+    gram, weight = network.form.gram(), network.weight
+    kernels = (piecewise_moment(network.activation, base, weight, k) for k in range(3))
+    zeroth, first, second = ((gram * k(network.bias)).sum((-2, -1)) for k in kernels)
+    return _centred(zeroth, first[..., None], second[..., None, None], weight.new_zeros(()))

@@ -1,7 +1,8 @@
-r"""Panels of quadrature that resolve the density of one coordinate."""
+r"""Panels of Gauss-Legendre quadrature that resolve the density of one coordinate."""
 
 __all__ = ["Neurons", "edges_and_atoms", "ends"]
 
+from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import torch
@@ -24,37 +25,35 @@ from ..bases import (
     UniformBox,
 )
 
-# A panel is six radians long. Sixteen nodes are exact there to 1e-11 where a panel is cut, and to
-# the last digit where it is whole.
+# The length of a panel in radians: sixteen nodes integrate a whole panel to the last digit of
+# float64, and a panel that is cut to 1e-11.
 _RADIANS = 6.0
 # The mass of a normal law beyond twelve standard deviations, 4e-33, is negligible in float64.
 _REACH = 12.0
-# More panels than this would take too long.
+# More panels or counts than this would take too long.
 _MOST = 2**20
 
+EdgesAndAtoms = tuple[list[Tensor], list[Tensor]]
 
+
+@dataclass(frozen=True, eq=False)
 class Neurons:
-    r"""How the preactivations depend on the coordinate :math:`x`: normal about a line.
+    r"""The preactivations given the coordinate :math:`x`: normal, with a mean linear in :math:`x`.
 
     Arguments:
         activation: The activation.
-        slope: The slopes of their means, with shape :math:`(*, n)`.
-        zero: Where their means are zero, with shape :math:`(*, n)`.
-        width: Their standard deviations over their slopes, with shape :math:`(*, n)`.
-        crossings: Where the zeros of two neurons meet in what is integrated out, with shape
-            :math:`(*, C)`, or None.
+        slope: The slopes of the means, with shape :math:`(*, n)`.
+        zero: Where the means are zero, with shape :math:`(*, n)`.
+        width: Standard deviations divided by slopes, with shape :math:`(*, n)`.
+        crossings: Where the kinks of two neurons meet in the coordinates that are integrated out,
+            with shape :math:`(*, C)`, or None.
     """
 
-    def __init__(
-        self,
-        activation: Activation,
-        slope: Tensor,
-        zero: Tensor,
-        width: Tensor,
-        crossings: Tensor | None = None,
-    ) -> None:
-        self.activation, self.slope, self.zero, self.width = activation, slope, zero, width
-        self.crossings = crossings
+    activation: Activation
+    slope: Tensor
+    zero: Tensor
+    width: Tensor
+    crossings: Tensor | None = None
 
     @property
     def rate(self) -> Tensor:
@@ -63,7 +62,7 @@ class Neurons:
 
     @property
     def tilts(self) -> tuple[Tensor, Tensor]:
-        r"""The least and largest :math:`\eta` by which a density is tilted, and zero."""
+        r"""The least and the largest :math:`\eta` of the factors :math:`e^{\eta x}`, or zeros."""
         if not isinstance(self.activation, Exp):
             return (torch.zeros_like(self.rate),) * 2
         eta = self.activation.resolution * self.slope
@@ -71,7 +70,7 @@ class Neurons:
 
 
 def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
-    # Edges of panels from low to high, (*, P + 1), of at most the step.
+    # Edges, (*, P + 1), of equal panels from low to high that are not longer than the step.
     count = int(((high - low) / step).amax().ceil().clamp(min=1))
     if count > _MOST:
         raise NotImplementedError(
@@ -83,17 +82,13 @@ def _grid(low: Tensor, high: Tensor, step: Tensor) -> Tensor:
 
 
 @singledispatch
-def edges_and_atoms(base: Base, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def edges_and_atoms(base: Base, neurons: Neurons) -> EdgesAndAtoms:
     """Edges of panels, and atoms, of a base on the real line, each with shape (*, E)."""
     raise NotImplementedError(f"{base} has no distribution function.")
 
 
-def _scalar(x: Tensor, base: Base) -> Tensor:
-    return x.squeeze(-1) if base.event_dim else x
-
-
 @edges_and_atoms.register
-def _(base: Gaussian, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Gaussian, neurons: Neurons) -> EdgesAndAtoms:
     low, high, step = _reach(base, neurons)
     return [_grid(low, high, step), *_kinks(neurons, step)], []
 
@@ -105,7 +100,7 @@ def _reach(base: Gaussian, neurons: Neurons) -> tuple[Tensor, Tensor, Tensor]:
     down, up = (scale * tilt for tilt in neurons.tilts)
     low, high = down - _REACH, up + _REACH
     if isinstance(neurons.activation, GaussianActivation):
-        # A bend that begins far out leaves its mass there.
+        # A neuron whose zero is far out may have its mass there.
         far = ((neurons.zero - loc.unsqueeze(-1)) / scale.unsqueeze(-1)).abs()
         far = torch.where(far.isfinite(), far, 0.0).amax(-1).clamp(max=28.0)
         low, high = low - far, high + far
@@ -130,9 +125,8 @@ def _kinks(neurons: Neurons, step: Tensor) -> list[Tensor]:
 
 
 @edges_and_atoms.register
-def _(base: UniformBox, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    low, high = base.low[..., 0], base.high[..., 0]
-    low, high = torch.broadcast_tensors(low, high)
+def _(base: UniformBox, neurons: Neurons) -> EdgesAndAtoms:
+    low, high = torch.broadcast_tensors(base.low[..., 0], base.high[..., 0])
     step = _RADIANS / neurons.rate.clamp(min=1e-30)
     return [_grid(low, high, step), *_clamped(_kinks(neurons, step), low, high)], []
 
@@ -142,19 +136,14 @@ def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
 
 
 @edges_and_atoms.register
-def _(base: Interval, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    spread = Neurons(
-        neurons.activation,
-        neurons.slope.unsqueeze(-2),
-        neurons.zero.unsqueeze(-2),
-        neurons.width.unsqueeze(-2),
-    )
-    edges, _ = edges_and_atoms(base.boxes, spread)
-    return [x.flatten(-2) for x in edges], []
+def _(base: Interval, neurons: Neurons) -> EdgesAndAtoms:
+    slope, zero, width = (x.unsqueeze(-2) for x in (neurons.slope, neurons.zero, neurons.width))
+    neurons = replace(neurons, slope=slope, zero=zero, width=width)
+    return [x.flatten(-2) for x in edges_and_atoms(base.boxes, neurons)[0]], []
 
 
 @edges_and_atoms.register
-def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: GaussianMixture, neurons: Neurons) -> EdgesAndAtoms:
     # The neurons have the components in their last batch dimension.
     low, high, step = _reach(base.gaussians, neurons)  # (*, K)
     ends = low.amin(-1), high.amax(-1), step.amin(-1)
@@ -167,7 +156,7 @@ def _(base: GaussianMixture, neurons: Neurons) -> tuple[list[Tensor], list[Tenso
 
 
 @edges_and_atoms.register
-def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: GammaFamily, neurons: Neurons) -> EdgesAndAtoms:
     shape, rate = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
     shape = shape + 1
     least, most = shape.amin(-1), shape.amax(-1)
@@ -178,7 +167,7 @@ def _(base: GammaFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
 
 
 @edges_and_atoms.register
-def _(base: NormalFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: NormalFamily, neurons: Neurons) -> EdgesAndAtoms:
     linear, quadratic = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
     variance = -0.5 / quadratic
     reach = torch.full_like(variance, _REACH)
@@ -201,34 +190,34 @@ def _poisson_bound(rate: Tensor) -> Tensor:
 
 
 @edges_and_atoms.register
-def _(base: PoissonFamily, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: PoissonFamily, neurons: Neurons) -> EdgesAndAtoms:
     largest = (neurons.activation.resolution * neurons.slope).amax(-1)
     return [], _counts(_poisson_bound(largest.exp()))
 
 
 @edges_and_atoms.register
-def _(base: Poisson, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Poisson, neurons: Neurons) -> EdgesAndAtoms:
     return [], _counts(_poisson_bound(base.rate * neurons.tilts[1].exp()))
 
 
 @edges_and_atoms.register
-def _(base: Geometric, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Geometric, neurons: Neurons) -> EdgesAndAtoms:
     return [], _counts(60 / (-torch.log1p(-base.probs) - neurons.tilts[1]) + 60)
 
 
 @edges_and_atoms.register
-def _(base: Discrete, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
-    return [], [_scalar(base.points, base)]
+def _(base: Discrete, neurons: Neurons) -> EdgesAndAtoms:
+    return [], [base.vectors.squeeze(-1)]
 
 
 @edges_and_atoms.register
-def _(base: Mixture, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Mixture, neurons: Neurons) -> EdgesAndAtoms:
     found = [edges_and_atoms(part, neurons) for part in base.bases]
     return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]
 
 
 @edges_and_atoms.register
-def _(base: Product, neurons: Neurons) -> tuple[list[Tensor], list[Tensor]]:
+def _(base: Product, neurons: Neurons) -> EdgesAndAtoms:
     (factor,) = base.bases
     return edges_and_atoms(factor, neurons)
 
@@ -239,22 +228,13 @@ def ends(base: Base) -> list[Tensor]:
     return []
 
 
-@ends.register
-def _(base: UniformBox) -> list[Tensor]:
+@ends.register(UniformBox)
+@ends.register(Interval)
+def _(base: UniformBox | Interval) -> list[Tensor]:
     return [base.low, base.high]
 
 
-@ends.register
-def _(base: Interval) -> list[Tensor]:
-    return [base.low, base.high]
-
-
-@ends.register
-def _(base: Mixture) -> list[Tensor]:
+@ends.register(Mixture)
+@ends.register(Product)
+def _(base: Mixture | Product) -> list[Tensor]:
     return [x for part in base.bases for x in ends(part)]
-
-
-@ends.register
-def _(base: Product) -> list[Tensor]:
-    (factor,) = base.bases
-    return ends(factor)

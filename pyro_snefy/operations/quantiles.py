@@ -1,7 +1,7 @@
-r"""Distribution functions and quantiles of one coordinate, by quadrature.
+r"""Distribution functions and quantiles of one coordinate, by Gauss-Legendre quadrature.
 
-All terms of a quadrature of a density are positive. A distribution function has its digits in the
-tails as well, where a sum over pairs of neurons would cancel.
+All terms of a quadrature of a density are positive. A distribution function thus has its digits in
+the lower tail, too, where terms of a sum over pairs of neurons would cancel.
 """
 
 __all__ = ["Line", "cdf", "count_nodes", "icdf", "line"]
@@ -9,14 +9,13 @@ __all__ = ["Line", "cdf", "count_nodes", "icdf", "line"]
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Size, Tensor
 
 from ..activations import Step
-from ..bases import Base, GaussianMixture
+from ..bases import Base, FourierBase, GaussianMixture
 from ..constraints import is_real
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes
@@ -24,7 +23,7 @@ from .marginals import log_numerator
 from .panels import Neurons, edges_and_atoms, ends
 
 _NODES = 16  # of each panel
-# Numbers that are held at once for the neurons at the nodes.
+# Values of neurons at nodes that are held at once, which bounds memory.
 _CHUNK = 2**22
 # The logarithm of a mass that is negligible in float64, e^7 below eps: densities vary in a panel.
 _NO_MASS = -43.0
@@ -37,8 +36,8 @@ class Line:
 
     Arguments:
         log_density: The log-density, from values of shape :math:`(*, \text{batch})` to the same.
-        base: The base of the coordinate.
-        neurons: How the neurons depend on it.
+        law: The base of the coordinate.
+        neurons: The neurons as functions of the coordinate.
         batch_shape: The batch shape.
         width: The number of neurons.
         jumps: Where the density may jump, each with shape :math:`(*, J)`.
@@ -47,22 +46,22 @@ class Line:
     def __init__(
         self,
         log_density: Callable[[Tensor], Tensor],
-        base: Base,
+        law: Base,
         neurons: Neurons,
         batch_shape: Size,
         width: int,
         jumps: Sequence[Tensor] = (),
     ) -> None:
-        self.log_density = log_density
-        self.batch_shape = batch_shape
+        self.log_density, self.batch_shape = log_density, batch_shape
         self.jumps = [x.expand(batch_shape + x.shape[-1:]) for x in jumps if x.requires_grad]
-        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
         like = neurons.slope
-        self.nodes = torch.as_tensor(nodes, dtype=like.dtype, device=like.device)
-        self.weights = torch.as_tensor(weights, dtype=like.dtype, device=like.device)
-        self._at_once = max(1, _CHUNK // (width * max(1, batch_shape.numel())))
+        self.nodes, self.weights = (
+            torch.as_tensor(x, dtype=like.dtype, device=like.device)
+            for x in np.polynomial.legendre.leggauss(_NODES)
+        )
+        self._panels_at_once = max(1, _CHUNK // (_NODES * width * max(1, batch_shape.numel())))
         with torch.no_grad():
-            edges, atoms = edges_and_atoms(base, neurons)
+            edges, atoms = edges_and_atoms(law, neurons)
         self.diffuse = bool(edges)
         self.points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
         every = [*edges, self.points] if atoms else edges
@@ -76,18 +75,11 @@ class Line:
         return smooth + self.atoms.cumsum(-1)
 
     def _panels(self) -> Tensor:
+        # The mass of what is continuous in each panel, (batch, E - 1).
+        edges = self.edges.movedim(-1, 0)
         if not self.diffuse:
             return torch.zeros_like(self.edges[..., 1:])
-        low, high = self.edges[..., :-1].movedim(-1, 0), self.edges[..., 1:].movedim(-1, 0)
-        pieces = [
-            self.integral(a, b)
-            for a, b in zip(
-                low.split(max(1, self._at_once // _NODES)),
-                high.split(max(1, self._at_once // _NODES)),
-                strict=True,
-            )
-        ]
-        return torch.cat(pieces).movedim(0, -1)
+        return self._chunked(self.integral, edges[:-1], edges[1:]).movedim(0, -1)
 
     @cached_property
     def atoms(self) -> Tensor:
@@ -124,7 +116,7 @@ class Line:
         return found.movedim(-1, 0).reshape(values.shape)
 
     def cdf(self, x: Tensor) -> Tensor:
-        r"""The distribution function, with gradients.
+        r"""The distribution function :math:`F(x)`, with gradients.
 
         Arguments:
             x: Values, with shape :math:`(*, \text{batch})`.
@@ -142,7 +134,7 @@ class Line:
         return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
 
     def _moved(self, x: Tensor) -> Tensor:
-        # Zero, with the gradient of the mass that enters or leaves when a jump below x moves.
+        # Zero, but with the gradient of the mass that enters or leaves when a jump below x moves.
         total = torch.zeros_like(x)
         if not torch.is_grad_enabled():
             return total
@@ -157,7 +149,7 @@ class Line:
         return total
 
     def icdf(self, q: Tensor) -> Tensor:
-        r"""The quantile function, the inverse of the distribution function.
+        r"""The quantile function :math:`F^{-1}(q)`, with gradients.
 
         Arguments:
             q: Probabilities, with shape :math:`(*, \text{batch})`.
@@ -179,7 +171,9 @@ class Line:
         return torch.where(at_atom, x, self.attach(x, q)) if torch.is_grad_enabled() else x
 
     def attach(self, x: Tensor, q: Tensor) -> Tensor:
-        r"""Values with the gradients of quantiles: those of :math:`x` with :math:`F(x) = q`.
+        r"""Values :math:`x` with the gradients of quantiles, by implicit differentiation.
+
+        .. math:: F(x) = q \quad \Rightarrow \quad dx = (dq - dF(x)) / F'(x)
 
         Arguments:
             x: The values, with shape :math:`(*, \text{batch})`.
@@ -206,25 +200,23 @@ class Line:
             high = low + (length * used).gather(0, place)
         return self._chunked(self.integral, low, high).sum(0) + self._moved(x)
 
-    def _chunked(self, function: Any, *rows: Tensor) -> Tensor:
-        rank = len(self.batch_shape)
-        leading = rows[0].shape[: rows[0].dim() - rank]
-        size = max(1, self._at_once // _NODES)
-        if leading.numel() <= size:
+    def _chunked(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        # A function of values (*, batch), of a few of them at a time.
+        leading = rows[0].shape[: rows[0].dim() - len(self.batch_shape)]
+        if leading.numel() <= self._panels_at_once:
             return function(*rows)
-        flat = [x.reshape(-1, *self.batch_shape).split(size) for x in rows]
+        flat = [x.reshape(-1, *self.batch_shape).split(self._panels_at_once) for x in rows]
         pieces = [function(*chunk) for chunk in zip(*flat, strict=True)]
         return torch.cat(pieces).reshape(rows[0].shape)
 
     def _newton(self, low: Tensor, high: Tensor, mass: Tensor, target: Tensor) -> Tensor:
-        # The x of a panel up to which there is a given mass: Newton's method, which falls back on
-        # bisection, on what is left.
+        # The x of a panel with a given mass below it, by Newton's method within a bisection.
         start, x = low, (low + high) / 2
         for _ in range(100):
             error = self.integral(start, x) - mass
             low, high = torch.where(error < 0, x, low), torch.where(error < 0, high, x)
             step = x - error / self.log_density(x).exp()
-            # Rounding may keep the error from vanishing, but not the steps from being small.
+            # Rounding may keep the error away from zero; steps become small nevertheless.
             narrow = torch.minimum(high - low, (step - x).abs()) <= _ROUNDING * x.abs()
             done = narrow | (error.abs() <= 1e-14 * target)
             if bool(done.all()):
@@ -253,11 +245,8 @@ def line(network: Network, dim: int = 0) -> Line:
         inside = law.contains(value)
         mask = inside.unsqueeze(-1) if event_shape else inside
         value = torch.where(mask, value, law.example(value))
-        if event_shape:
-            log_density = log_numerator(network, [dim], value)
-        else:
-            log_density = network.log_density(value)
-        return torch.where(inside, log_density - log_normalizer, -torch.inf)
+        total = network.log_density(value) if whole else log_numerator(network, [dim], value)
+        return torch.where(inside, total - log_normalizer, -torch.inf)
 
     with torch.no_grad():
         neurons = _along(network, dim, whole)
@@ -280,7 +269,7 @@ def count_nodes(network: Network, dim: int = 0) -> int:
 
 
 def _steps(network: Network, dim: int, neurons: Neurons) -> list[Tensor]:
-    # The zeros of neurons that step there, unless they depend on what is integrated out.
+    # Where neurons step, unless the place depends on coordinates that are integrated out.
     if not isinstance(network.activation, Step):
         return []
     slope = network.weight[..., dim]
@@ -290,8 +279,8 @@ def _steps(network: Network, dim: int, neurons: Neurons) -> list[Tensor]:
 
 
 def _along(network: Network, dim: int, whole: bool) -> Neurons:
-    activation = network.activation
-    base: Any = network.base
+    # As if other coordinates were normal, with the first two moments that they have.
+    activation, base = network.activation, network.base
     weight, bias = network.weight, network.bias
     if isinstance(base, GaussianMixture):
         weight, bias = weight.unsqueeze(-3), bias.unsqueeze(-2)
@@ -300,6 +289,7 @@ def _along(network: Network, dim: int, whole: bool) -> Neurons:
         slope = weight.squeeze(-1) if weight.shape[-1] == 1 else weight
         zero = -bias / slope if weight.shape[-1] == 1 else torch.zeros_like(bias)
         return Neurons(activation, slope, zero, torch.zeros_like(zero))
+    assert isinstance(base, FourierBase)
     covariance = base.covariance(weight)
     spread = weight @ covariance  # (*, n, D)
     variance = covariance[..., dim, dim].unsqueeze(-1)
@@ -324,20 +314,10 @@ def _along(network: Network, dim: int, whole: bool) -> Neurons:
 
 
 def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) -> Tensor | None:
-    r"""Where the kinks of two neurons meet, if one variable moves both of them.
-
-    What is left of the preactivations is then :math:`r_i u` and :math:`\pm r_j u`, and the
-    integral over :math:`u` has a kink of its own.
-
-    Arguments:
-        shared: The covariances of what is left, with shape :math:`(*, n, n)`.
-        root: Their standard deviations :math:`r`, with shape :math:`(*, n)`.
-        constant: The means at the origin, with shape :math:`(*, n)`.
-        slope: The slopes of the means, with shape :math:`(*, n)`.
-    """
+    # Where the kinks of two neurons meet, if one variable u is all that is left of both, as r_i u
+    # and ± r_j u: the integral over u has a kink there. Their covariances are shared, (*, n, n).
     product = root.unsqueeze(-1) * root.unsqueeze(-2)
-    one = (product > 0) & (shared.abs() >= (1 - 1e-9) * product)
-    one = one.triu(1)
+    one = ((product > 0) & (shared.abs() >= (1 - 1e-9) * product)).triu(1)
     if not bool(one.any()):
         return None
     sign = shared.sign()
@@ -352,7 +332,7 @@ def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) ->
 
 
 def _coordinate(network: Network, dim: int) -> Network:
-    # Only its base counts: the law of one coordinate, which maps events to latent ones.
+    # Its base alone counts, which maps values of the coordinate to latent values and back.
     whole = network.base.event_shape.numel() == 1
     return network if whole else replace(network, base=network.base.marginal([dim]))
 
@@ -370,7 +350,8 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     x = _coordinate(network, dim).to_latent(value.double())
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
-    return line(network.latent(), dim).cdf(x).to(dtype)
+    value = line(network.latent(), dim).cdf(x)
+    return torch.where(x.isnan(), torch.nan, value).to(dtype)
 
 
 def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
@@ -387,6 +368,6 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
     x = line(network.latent(), dim).icdf(q)
     if is_real(axis.latent().base.support):
-        outside = torch.where(q > 0, torch.inf, -torch.inf)
-        x = torch.where((q > 0) & (q < 1), x, outside)
+        x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
+    x = torch.where((q >= 0) & (q <= 1), x, torch.nan)
     return axis.from_latent(x.unsqueeze(-1) if network.base.event_dim else x).to(dtype)
