@@ -10,7 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..constraints import finite_set
-from ..numerics.rejection import choose, rejection_by_row
+from ..numerics.rejection import choose, poisson, rejection_by_row
 from .base import TensorField, TensorLike, as_tensors
 from .engines import FourierBase, LaplaceBase
 
@@ -121,7 +121,7 @@ class Poisson(_Counts):
         return self.rate.unsqueeze(-1) * eta.squeeze(-1).expm1()
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        return torch.poisson(self.rate * eta.squeeze(-1).exp())
+        return poisson(self.rate * eta.squeeze(-1).exp())
 
     def _ratio(self, x: Tensor) -> Tensor:
         return self.rate / (x + 1)

@@ -15,6 +15,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from ..numerics.rejection import poisson
 from .base import check_dimension
 from .engines import LaplaceBase
 
@@ -198,4 +199,4 @@ class PoissonFamily(LaplaceBase):
         return eta.squeeze(-1).exp()
 
     def sample_member(self, eta: Tensor) -> Tensor:
-        return torch.poisson(eta.squeeze(-1).exp())
+        return poisson(eta.squeeze(-1).exp())

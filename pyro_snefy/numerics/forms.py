@@ -17,6 +17,8 @@ from torch import Tensor
 from .linalg import bilinear, rows_matmul, safe_log
 from .quadratic import quadratic
 
+_TINY = torch.finfo(torch.float64).tiny
+
 Blocks = Mapping[tuple[int, int], Tensor]
 
 
@@ -137,9 +139,13 @@ class Gram(Form):
     def log_square(self, features: Features) -> Tensor:
         # Terms of both signs cancel, where the terms of a readout are squares.
         log_scale, (value,), _ = features
-        wide = Features(log_scale, (None if value is None else value.double(),))
         ones = self.matrix.new_ones((1, 1), dtype=torch.float64)
-        return self.log_trace(wide, {(0, 0): ones})
+        if value is None:
+            return self.log_trace(features, {(0, 0): ones})
+        value = value.double()
+        largest = value.detach().abs().amax(-1, keepdim=True).clamp(min=_TINY)
+        log_square = self.log_trace(Features(log_scale, (value / largest,)), {(0, 0): ones})
+        return torch.add(log_square, largest.log().squeeze(-1), alpha=2.0)
 
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         matrix = self.matrix.double()

@@ -158,9 +158,10 @@ def _gaussian(base: Gaussian, network: Network) -> Moments:
 def _discrete(base: Discrete, network: Network) -> Moments:
     points = base.points
     shape = points.shape[:1] + (1,) * len(network.batch_shape) + base.event_shape
-    log_density = network.log_density(points.reshape(shape))
+    # Equal points have masses of their own.
+    log_square = network.log_square(points.reshape(shape))
     return _mixed(
-        log_density.movedim(0, -1),
+        log_square.movedim(0, -1) + base.masses.log(),
         base.vectors,
         points.new_zeros((1, base.num_statistics, base.num_statistics)),
     )

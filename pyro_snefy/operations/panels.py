@@ -137,9 +137,13 @@ def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
 
 @edges_and_atoms.register
 def _(base: Interval, neurons: Neurons) -> EdgesAndAtoms:
+    return [x.flatten(-2) for x in edges_and_atoms(base.boxes, _spread(neurons))[0]], []
+
+
+def _spread(neurons: Neurons) -> Neurons:
+    # The same for all components, which are one more batch dimension.
     slope, zero, width = (x.unsqueeze(-2) for x in (neurons.slope, neurons.zero, neurons.width))
-    neurons = replace(neurons, slope=slope, zero=zero, width=width)
-    return [x.flatten(-2) for x in edges_and_atoms(base.boxes, neurons)[0]], []
+    return replace(neurons, slope=slope, zero=zero, width=width)
 
 
 @edges_and_atoms.register
@@ -212,7 +216,10 @@ def _(base: Discrete, neurons: Neurons) -> EdgesAndAtoms:
 
 @edges_and_atoms.register
 def _(base: Mixture, neurons: Neurons) -> EdgesAndAtoms:
-    found = [edges_and_atoms(part, neurons) for part in base.bases]
+    found = [
+        edges_and_atoms(part, _spread(neurons) if isinstance(part, GaussianMixture) else neurons)
+        for part in base.bases
+    ]
     return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]
 
 
