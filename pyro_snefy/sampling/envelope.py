@@ -13,8 +13,8 @@ from ..numerics.forms import Form, Readout
 _SWEEPS = 200
 # The ascent is run for at most this many forms of a batch.
 _FORMS = 64
-# Proposals above which the ascent pays: it takes as long as 3,800, 4,600 and 13,600 of them with 10,
-# 50 and 200 waves on one thread, and saves about half of those to come.
+# Proposals above which the ascent pays. With 10, 50 and 200 waves it takes as long as 3,800, 4,600
+# and 13,600 proposals on one thread, and saves about half of the proposals to come.
 _ASCENT = 10_000
 _TINY = 1e-300
 
