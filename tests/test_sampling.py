@@ -306,8 +306,8 @@ def test_geometric_laws_of_any_rate(probs: float, weight: float) -> None:
 def test_poisson_laws_of_any_rate(rate: float, activation: Activation) -> None:
     """Chi-square tests of 20,000 draws against all masses.
 
-    FAILURE is the rate of false alarms. Relative errors of all masses, of either sign, are seen half
-    of the time if they are 4 % with the rates 0.05 and 2, and 6 % with the rate 1000.
+    FAILURE is the rate of false alarms. Relative errors of all masses, of either sign, are seen
+    half of the time if they are 4 % with the rates 0.05 and 2, and 6 % with the rate 1000.
     """
     _seed("poisson", rate, activation)
     weight = _t(0.7, 0.01, 1e-3 - math.pi)[:, None]
