@@ -284,8 +284,8 @@ def _below(law: SNEFY, counts: Tensor) -> Tensor:
 def test_geometric_laws_of_any_rate(probs: float, weight: float) -> None:
     """Time and memory do not grow with the counts, of which there are 10^8 if probs is 1e-6.
 
-    Twenty bins of 20,000 draws: FAILURE is the rate of false alarms, and a shift of 5 % of the
-    mass of one bin is seen half of the time.
+    Up to twenty bins of 20,000 draws: FAILURE is the rate of false alarms. A chi-square test with
+    20 equal bins sees an error of 18 % in the mass of one bin half of the time.
     """
     _seed("geometric", probs, weight)
     base = bases.Geometric(_t(probs)[0])
@@ -302,9 +302,13 @@ def test_geometric_laws_of_any_rate(probs: float, weight: float) -> None:
 
 
 @pytest.mark.parametrize("activation", [Cos(), Sin(), Snake(), Identity()], ids=str)
-@pytest.mark.parametrize("rate", [1e-4, 2.0, 1000.0])
+@pytest.mark.parametrize("rate", [0.05, 2.0, 1000.0])
 def test_poisson_laws_of_any_rate(rate: float, activation: Activation) -> None:
-    """Chi-square tests against all masses: false alarms at FAILURE, errors of 0.03 in log Z."""
+    """Chi-square tests of 20,000 draws against all masses.
+
+    FAILURE is the rate of false alarms. Relative errors of all masses, of either sign, are seen
+    half of the time if they are 4 % with the rates 0.05 and 2, and 6 % with the rate 1000.
+    """
     _seed("poisson", rate, activation)
     weight = _t(0.7, 0.01, 1e-3 - math.pi)[:, None]
     base = bases.Poisson(_t(rate)[0])
@@ -877,8 +881,8 @@ def test_no_acceptance_in_a_batch() -> None:
 def test_rejection_where_coordinates_cost_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of proposals cost less than the bivariate integrals of ten neurons.
 
-    The first coordinate of 400 draws in ten bins: FAILURE is the rate of false alarms, and a
-    shift of 0.4 of the mass of one bin is seen half of the time.
+    The first coordinate of 400 draws in ten bins: FAILURE is the rate of false alarms. An error of
+    76 % in the mass of one bin is seen half of the time: a gross error, such as another law.
     """
 
     def fail(*_: object) -> Tensor:
@@ -923,7 +927,11 @@ def test_one_kernel_for_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_envelope_of_few_draws() -> None:
-    """The ascent is not worth its price for one draw; both envelopes give draws of the law."""
+    """The ascent is not worth its price for one draw, and the other envelope has the same law.
+
+    400 draws in ten bins: FAILURE is the rate of false alarms, and an error of 76 % in the mass of
+    one bin is seen half of the time.
+    """
     law = SNEFY(_randn(20, 1), _randn(20), _randn(20, 20))
     rates = [exact.prepare(law._network, draws)[1].acceptance for draws in (1, math.inf)]
     assert rates[0] < rates[1] == law.acceptance_rate

@@ -13,9 +13,9 @@ from ..network import Network
 from .samplers import Sampler, find_sampler
 from .sequential import price, sample_sequentially
 
-# A thousand proposals take about a millisecond: no other way is looked for above this rate.
+# A thousand proposals take a few milliseconds: no other way is looked for above this rate.
 _GOOD = 1e-3
-# Below this rate a draw by rejection takes minutes: an error, if there is no other way.
+# Below this rate a draw takes up to a second or more: an error, if there is no other way.
 _HOPELESS = 1e-5
 
 

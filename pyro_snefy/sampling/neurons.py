@@ -185,8 +185,7 @@ class ConcaveLaw(NeuronLaw):
             side = torch.randint(len(sides), rows.shape, device=rows.device)
             sign = torch.where(side == 0, 1.0, -1.0)
             mode, peak, rate = modes[side, rows], peaks[side, rows], rates[side, rows]
-            far = torch.rand_like(mode) < 0.5
-            uniform = torch.rand_like(mode)
+            uniform, far = torch.rand_like(mode), torch.rand_like(mode) < 0.5
             distance = torch.where(far, 1 - uniform.log(), uniform)  # |u - u*| f* / I
             u = mode + torch.where(torch.rand_like(mode) < 0.5, distance, -distance) / rate
             z = mean[rows] + safe[rows] * u
