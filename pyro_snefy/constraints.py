@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from pyro.distributions.constraints import sphere
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.constraints import Constraint, real, real_vector
 from torch.distributions.transforms import CatTransform, Transform
@@ -184,7 +184,8 @@ def _product_transform(constraint: _Product) -> CatTransform:
     for k, (part, size) in enumerate(zip(constraint.parts, constraint.lengths, strict=True)):
         try:
             transform = biject_to(part)
-            kept = not part.event_dim or transform.inverse_shape((size,)) == (size,)
+            shape = Size((1,) * (part.event_dim - 1) + (size,))
+            kept = not part.event_dim or transform.inverse_shape(shape)[-1] == size
         except NotImplementedError:
             kept = False
         if not kept:

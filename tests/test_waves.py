@@ -192,6 +192,23 @@ def test_readouts_in_rows(activation: Any, full: bool, bias: tuple[int, ...]) ->
         assert_close(gradient, other, rtol=1e-9, atol=1e-9)
 
 
+@WAVES
+@pytest.mark.parametrize("gram", [False, True], ids=["readout", "gram"])
+def test_forms_in_other_dimensions(activation: Any, gram: bool) -> None:
+    """Batches of readouts and of biases that broadcast, as many readouts as a snake has parts."""
+    weight, bias, form = _randn(4, 1), _randn(3, 4), _randn(2, 1, 5, 4)
+    matrices = form.mT @ form if gram else form
+    name = "gram" if gram else "readout"
+    base = Gaussian(torch.tensor(0.3).double(), torch.tensor(1.2).double(), event_dim=0)
+    d = SNEFY(weight, bias, activation=activation, base=base, **{name: matrices})
+    assert d.batch_shape == (2, 3)
+    for j in range(2):
+        for k in range(3):
+            one = {name: matrices[j, 0]}
+            law = SNEFY(weight, bias[k], activation=activation, base=base, **one)
+            assert_close(d.log_normalizer[j, k], law.log_normalizer, rtol=1e-12, atol=1e-12)
+
+
 def _assert_single_precision(activation: Any, parameters: list[Tensor], x: Tensor) -> None:
     # Log-densities and gradients in float32 are those in float64, to 1e-5.
     found = []

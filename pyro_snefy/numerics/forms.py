@@ -111,7 +111,8 @@ class Readout(Form):
         else:
             total = _readout_trace(matrix, features, blocks, unit)
         if features.direct is not None:
-            outputs = rows_matmul(features.direct, matrix.mT).double()  # (r, *, m)
+            direct = _padded(features.direct, matrix.dim())
+            outputs = rows_matmul(direct, matrix.mT).double()  # (r, *, m)
             total = total + (outputs * outputs).sum((0, -1))
         return torch.add(safe_log(total), log_size, alpha=2.0)
 
@@ -154,7 +155,8 @@ class Gram(Form):
         matrix = matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
         total = _gram_trace(matrix, features, blocks, unit)
         if features.direct is not None:
-            total = total + quadratic(features.direct.double(), matrix).sum(0)
+            direct = _padded(features.direct.double(), matrix.dim())
+            total = total + quadratic(direct, matrix).sum(0)
         return torch.add(safe_log(total), log_size, alpha=2.0)
 
 
@@ -213,8 +215,8 @@ def _forms(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
 
 
 def _padded(x: Tensor, rank: int) -> Tensor:
-    # With dimensions of length one behind the first one.
-    return x.reshape(x.shape[:1] + (1,) * (rank - x.dim()) + x.shape[1:])
+    # With dimensions of length one behind the first one, which is no batch dimension.
+    return x if x.dim() >= rank else x.reshape(x.shape[:1] + (1,) * (rank - x.dim()) + x.shape[1:])
 
 
 def _bundles(
