@@ -30,15 +30,7 @@ _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gra
 
 
 def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
-    r"""Checks the shapes of the arguments against each other.
-
-    Arguments:
-        arguments: The tensors by name, or None.
-        base: The base.
-
-    Returns:
-        The batch shape.
-    """
+    r"""Checks the shapes of the arguments against each other; returns the batch shape."""
     weight = arguments["weight"]
     assert weight is not None
     n = weight.shape[-2]
@@ -68,10 +60,7 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
 def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, base: Base) -> None:
     r"""Checks that all tensors are of one floating point dtype, on one device.
 
-    Arguments:
-        arguments: The tensors by name, or None.
-        activation: The activation, which allows a complex readout or gram if it is complex.
-        base: The base.
+    A complex activation takes a complex readout or gram, too.
     """
     weight = arguments["weight"]
     assert weight is not None
@@ -96,13 +85,7 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
 
 
 def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: Base) -> None:
-    r"""Checks the values of the arguments.
-
-    Arguments:
-        arguments: The tensors by name, or None.
-        constraint: The constraint of the weight.
-        base: The base, for messages.
-    """
+    """Checks that arguments are finite, no form is zero, and the weight suits the base."""
     # Two reductions, of all vectors and of each matrix, see every value that is not finite.
     vectors = [x.reshape(-1) for x in (arguments["weight"], arguments["bias"]) if x is not None]
     name = "readout" if arguments["gram"] is None else "gram"
@@ -132,9 +115,8 @@ def _check_gram(gram: Tensor) -> None:
     if not ((gram - gram.mH).abs() <= tolerance * largest).all():
         kind = "Hermitian" if gram.is_complex() else "symmetric"
         raise ValueError(f"SNEFY: expected a {kind} gram, got {gram}.")
-    smallest = torch.linalg.eigvalsh(gram.to(torch.promote_types(gram.dtype, torch.float64)))[
-        ..., 0
-    ]
+    wide = gram.to(torch.promote_types(gram.dtype, torch.float64))
+    smallest = torch.linalg.eigvalsh(wide)[..., 0]
     if not (smallest >= -gram.shape[-1] * tolerance * largest[..., 0, 0]).all():
         raise ValueError(
             "SNEFY: expected a positive semi-definite gram, "
@@ -144,38 +126,30 @@ def _check_gram(gram: Tensor) -> None:
 
 @torch.no_grad()
 def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, name: str) -> None:
-    r"""Checks that a normalising constant is positive and finite.
+    r"""Checks that the :math:`Z` of a network with a given kernel is positive and finite.
 
-    Neurons that cancel each other leave a rounding error of either sign instead of zero.
-
-    Arguments:
-        log_normalizer: Its logarithm.
-        network: The network that it belongs to.
-        neurons: The kernel of the network.
-        name: The name of the argument to complain of.
+    Neurons that cancel each other leave a rounding error of either sign in place of zero. The
+    argument to blame is named in the message.
     """
     valid = log_normalizer.isfinite().all()
-    # A batch of weights or readouts has a kernel each: too much to compute for a check.
+    # A batch of weights or readouts would need a kernel each: too much for a check.
     one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one and not network.base.batch_shape:
         rows = network.bias.reshape(-1, network.width)
-        least = log_normalizer.argmin()  # if any constant of the batch is noise, it is this
+        least = log_normalizer.argmin()  # if any Z of the batch is noise, this one is
         bias = rows[least % len(rows)].double()
         noise = 4 * network.width * torch.finfo(torch.float64).eps
-        log_norm = _log_norms(network, neurons, bias)
-        bound = (_log_diagonal(network.form) + log_norm).logsumexp(-1)
+        if isinstance(neurons, Separable):
+            log_norms = neurons.log_diagonal(bias)
+        else:
+            log_norms = replace(network, bias=bias).log_norms()
+        bound = (_log_diagonal(network.form) + log_norms).logsumexp(-1)
         valid = valid & (log_normalizer.min() > bound + math.log(noise))
     if not valid:
         raise ValueError(
             f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "
             f"log Z = {log_normalizer}, of neurons that are zero or cancel each other."
         )
-
-
-def _log_norms(network: Network, neurons: Kernel, bias: Tensor) -> Tensor:
-    if isinstance(neurons, Separable):
-        return neurons.log_diagonal(bias)
-    return replace(network, bias=bias).log_norms()
 
 
 def _log_diagonal(form: Form) -> Tensor:
@@ -188,10 +162,8 @@ def _log_diagonal(form: Form) -> Tensor:
 
 def check_expansion(batch_shape: Size, target: Size) -> None:
     """Checks that a batch shape expands to another, as in :meth:`torch.Tensor.expand`."""
-    end = target[max(0, len(target) - len(batch_shape)) :]
-    if len(end) < len(batch_shape) or any(
-        own not in (1, size) for own, size in zip(batch_shape, end, strict=True)
-    ):
+    pairs = zip(reversed(batch_shape), reversed(target), strict=False)
+    if len(target) < len(batch_shape) or any(own not in (1, size) for own, size in pairs):
         raise RuntimeError(
             f"Expected a batch shape to which {tuple(batch_shape)} expands, got {tuple(target)}."
         )
@@ -201,10 +173,11 @@ def check_one_coordinate(event_shape: Size, law: Base) -> None:
     """Checks that an event has one coordinate, as distribution functions take."""
     if event_shape.numel() == 1:
         return
-    lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
+    some = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
+    hint = f"try marginal([k]) with k in {some}" if some else f"{law} has no marginal laws"
     raise NotImplementedError(
         "Expected an event with one coordinate for a distribution function, got event_shape "
-        f"{tuple(event_shape)}" + (f"; try marginal([k]) with k in {lines}." if lines else ".")
+        f"{tuple(event_shape)}; {hint}."
     )
 
 
