@@ -504,6 +504,5 @@ def test_factors_that_are_observed_as_a_whole(factor: Base) -> None:
         joint.cdf(x)
     assert 0 < joint.marginal([0]).cdf(x[0, :1]) < 1
     alone = SNEFY(weight[:, 1:], None, readout, activation=Exp(), base=factor)
-    with pytest.raises(NotImplementedError, match="one coordinate") as error:
+    with pytest.raises(NotImplementedError, match=rf"{type(factor).__name__}.*no marginal laws"):
         alone.cdf(x[:, 1:])
-    assert "marginal" not in str(error.value)

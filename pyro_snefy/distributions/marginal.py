@@ -1,4 +1,4 @@
-r"""Laws of some coordinates of a squared neural family, the others integrated out."""
+r"""Some coordinates of a squared neural family, the others integrated out."""
 
 __all__ = ["Marginal"]
 
@@ -102,19 +102,11 @@ class Marginal(TorchDistribution):
         self._detached = not value
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws events, exactly: all coordinates of the joint law, of which some are kept.
-
-        Arguments:
-            sample_shape: The shape of the sample.
-        """
+        """Draws all coordinates, exactly, and keeps some."""
         return self.joint.sample(sample_shape)[..., self.dims]
 
     def rsample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws events with pathwise gradients.
-
-        Arguments:
-            sample_shape: The shape of the sample.
-        """
+        """Draws events with pathwise gradients, where ``has_rsample`` is true."""
         return self.joint.rsample(sample_shape)[..., self.dims]
 
     def cdf(self, value: Tensor) -> Tensor:

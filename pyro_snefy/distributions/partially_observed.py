@@ -61,11 +61,7 @@ class PartiallyObserved(TorchDistribution):
         return missing(base.support, base.example(self.joint.weight))
 
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
-        """Draws complete events, exactly, without missing coordinates.
-
-        Arguments:
-            sample_shape: The shape of the sample.
-        """
+        """Draws complete events, exactly."""
         return self.joint.sample(sample_shape)
 
     @torch.no_grad()

@@ -115,10 +115,9 @@ class SNEFY(TorchDistribution):
             check_values(self._arguments, base.weight_constraint(activation), base)
 
     def __repr__(self) -> str:
-        tensors = [
-            f"{name}: {tuple(x.shape)}" for name, x in self._arguments.items() if x is not None
-        ]
-        return f"SNEFY({', '.join(tensors)}, activation={self.activation}, base={self.base})"
+        tensors = [(name, x) for name, x in self._arguments.items() if x is not None]
+        shapes = ", ".join(f"{name}: {tuple(x.shape)}" for name, x in tensors)
+        return f"SNEFY({shapes}, activation={self.activation}, base={self.base})"
 
     @property
     def _arguments(self) -> dict[str, Tensor | None]:
@@ -127,11 +126,10 @@ class SNEFY(TorchDistribution):
     @property
     def arg_constraints(self) -> dict[str, Any]:
         """The constraints of the tensors, which depend on activation and base."""
-        matrix = constraints.independent(constraints.real, 2)
         every = {
             "weight": self.base.weight_constraint(self.activation),
             "bias": constraints.real_vector,
-            "readout": matrix,
+            "readout": constraints.independent(constraints.real, 2),
             "gram": constraints.positive_semidefinite,
         }
         return {name: every[name] for name, x in self._arguments.items() if x is not None}
@@ -155,9 +153,7 @@ class SNEFY(TorchDistribution):
         equal = (self.base.vectors.unsqueeze(-2) == self.base.vectors).all(-1)  # (K, K)
         points = points[~equal.tril(-1).any(-1)]
         points = points.reshape(points.shape[:1] + (1,) * len(self.batch_shape) + self.event_shape)
-        if not expand:
-            return points
-        return points.expand(points.shape[:1] + self.batch_shape + self.event_shape)
+        return points.expand(-1, *self.batch_shape, *self.event_shape) if expand else points
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "SNEFY":
         """The same law with a larger batch shape; parameters are shared, not copied."""
@@ -212,7 +208,11 @@ class SNEFY(TorchDistribution):
             self._check(log_normalizer, network, neurons)
         return log_normalizer
 
-    def _check(self, log_normalizer: Tensor, network: Network, neurons: Kernel) -> None:
+    def _check(
+        self, log_normalizer: Tensor, network: Network | None = None, neurons: Kernel | None = None
+    ) -> None:
+        network = self._network.to(torch.float64) if network is None else network
+        neurons = network.kernel() if neurons is None else neurons
         name = "readout" if self.gram is None else "gram"
         check_normalizer(log_normalizer, network, neurons, name)
 
@@ -362,8 +362,8 @@ class SNEFY(TorchDistribution):
         .. math:: p(x_2 | x_1) \propto \mu_{2|1}(x_2) \left\| V \sigma(W_2 t_2(x_2) + b
             + W_1 t_1(x_1)) \right\|^2
 
-        This is a SNEFY whose biases hold the given values (arXiv:2305.13552, section 3.2). Given
-        values outside the support its normaliser is NaN, unless arguments are checked.
+        The given values go to the biases (arXiv:2305.13552, section 3.2). Values outside the
+        support are an error; if arguments are not checked, every log-density is :math:`-\infty`.
 
         Arguments:
             dims: The given coordinates.

@@ -30,15 +30,7 @@ _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gra
 
 
 def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
-    r"""Checks the shapes of the arguments against each other.
-
-    Arguments:
-        arguments: The tensors by name, or None.
-        base: The base.
-
-    Returns:
-        The batch shape.
-    """
+    r"""Checks the shapes of the arguments against each other; returns the batch shape."""
     weight = arguments["weight"]
     assert weight is not None
     n = weight.shape[-2]
@@ -68,10 +60,7 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
 def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, base: Base) -> None:
     r"""Checks that all tensors are of one floating point dtype, on one device.
 
-    Arguments:
-        arguments: The tensors by name, or None.
-        activation: The activation, which allows a complex readout or gram if it is complex.
-        base: The base.
+    A complex activation takes a complex readout or gram, too.
     """
     weight = arguments["weight"]
     assert weight is not None
@@ -96,13 +85,7 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
 
 
 def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: Base) -> None:
-    r"""Checks the values of the arguments.
-
-    Arguments:
-        arguments: The tensors by name, or None.
-        constraint: The constraint of the weight.
-        base: The base, for messages.
-    """
+    """Checks that arguments are finite, no form is zero, and the weight suits the base."""
     # Two reductions, of all vectors and of each matrix, see every value that is not finite.
     vectors = [x.reshape(-1) for x in (arguments["weight"], arguments["bias"]) if x is not None]
     name = "readout" if arguments["gram"] is None else "gram"
@@ -133,9 +116,8 @@ def _check_gram(gram: Tensor) -> None:
     if not ((gram - gram.mH).abs() <= tolerance * largest).all():
         kind = "Hermitian" if gram.is_complex() else "symmetric"
         raise ValueError(f"SNEFY: expected a {kind} gram, got {gram}.")
-    smallest = torch.linalg.eigvalsh(gram.to(torch.promote_types(gram.dtype, torch.float64)))[
-        ..., 0
-    ]
+    wide = gram.to(torch.promote_types(gram.dtype, torch.float64))
+    smallest = torch.linalg.eigvalsh(wide)[..., 0]
     if not (smallest >= -gram.shape[-1] * tolerance * largest[..., 0, 0]).all():
         raise ValueError(
             "SNEFY: expected a positive semi-definite gram, "
@@ -145,22 +127,17 @@ def _check_gram(gram: Tensor) -> None:
 
 @torch.no_grad()
 def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, name: str) -> None:
-    r"""Checks that a normalising constant is positive and finite.
+    r"""Checks that the :math:`Z` of a network with a given kernel is positive and finite.
 
-    Neurons that cancel each other leave a rounding error of either sign instead of zero.
-
-    Arguments:
-        log_normalizer: Its logarithm.
-        network: The network that it belongs to.
-        neurons: The kernel of the network.
-        name: The name of the argument to complain of.
+    Neurons that cancel each other leave a rounding error of either sign in place of zero. The
+    argument to blame is named in the message.
     """
     valid = all_finite(log_normalizer)
-    # A batch of weights or readouts has a kernel each: too much to compute for a check.
+    # A batch of weights or readouts would need a kernel each: too much for a check.
     one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one and not network.base.batch_shape:
         rows = network.bias.reshape(-1, network.width)
-        least = log_normalizer.argmin()  # if any constant of the batch is noise, it is this
+        least = log_normalizer.argmin()  # if any Z of the batch is noise, this one is
         bias = rows[least % len(rows)].double()
         noise = 4 * network.width * torch.finfo(torch.float64).eps
         log_norm = _log_norms(network, neurons, bias)
@@ -189,10 +166,8 @@ def _log_diagonal(form: Form) -> Tensor:
 
 def check_expansion(batch_shape: Size, target: Size) -> None:
     """Checks that a batch shape expands to another, as in :meth:`torch.Tensor.expand`."""
-    end = target[max(0, len(target) - len(batch_shape)) :]
-    if len(end) < len(batch_shape) or any(
-        own not in (1, size) for own, size in zip(batch_shape, end, strict=True)
-    ):
+    pairs = zip(reversed(batch_shape), reversed(target), strict=False)
+    if len(target) < len(batch_shape) or any(own not in (1, size) for own, size in pairs):
         raise RuntimeError(
             f"Expected a batch shape to which {tuple(batch_shape)} expands, got {tuple(target)}."
         )

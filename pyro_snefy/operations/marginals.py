@@ -1,10 +1,9 @@
-r"""Laws of some coordinates of a network, the others integrated out.
+r"""The density of some coordinates of a network, the others integrated out.
 
 .. math:: p(x_1) = \frac{\mu_1(x_1)}{Z} \int \left\| V \sigma(W_1 t_1(x_1) + W_2 t_2(x_2) + b)
     \right\|^2 \mu_{2 | 1}(dx_2)
 
 The integral is a normaliser at the bias :math:`b + W_1 t_1(x_1)` (arXiv:2305.13552, section 3.2).
-A law of some coordinates is a pair of a network and the coordinates of it that are kept.
 """
 
 __all__ = ["check_dims", "log_numerator", "marginal"]
@@ -24,12 +23,7 @@ from ..numerics.forms import Gram
 
 
 def check_dims(dims: Sequence[int], event_shape: Size) -> list[int]:
-    """Checks coordinates of a vector event, and makes them non-negative.
-
-    Arguments:
-        dims: The coordinates.
-        event_shape: The shape of the event.
-    """
+    """Checks coordinates of an event of the given shape, a vector; makes them non-negative."""
     if len(event_shape) != 1:
         raise ValueError(f"Expected an event that is a vector, got event_shape {event_shape}.")
     d = event_shape[0]
@@ -46,7 +40,7 @@ def log_numerator(network: Network, dims: Sequence[int], values: Tensor) -> Tens
 
     Arguments:
         network: The network of all coordinates.
-        dims: The coordinates, in ascending order; all or none of them, too.
+        dims: The coordinates, in ascending order. They may be all, or none.
         values: Their values, in the support, with shape :math:`(*, \text{len(dims)})`.
     """
     if not dims:
@@ -59,17 +53,15 @@ def log_numerator(network: Network, dims: Sequence[int], values: Tensor) -> Tens
 
 
 def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]:
-    r"""The law of some coordinates, by the smallest network that there is for it.
+    r"""A network with the density of some coordinates, and which of its coordinates they are.
 
-    Waves and exponentials leave a network of the kept coordinates alone: the normaliser over the
-    others is a quadratic form in functions of single biases, each of which is a neuron again.
+    For waves and exponentials it is a network of these coordinates alone: the normaliser of the
+    others is a quadratic form in functions of single biases, and each function is a neuron. For
+    other activations it is the given network.
 
     Arguments:
         network: The network of all coordinates.
-        dims: The coordinates that are kept.
-
-    Returns:
-        A network, and the coordinates of it that are kept, in their order.
+        dims: The coordinates that are kept, in this order.
     """
     joint = network, list(dims)
     if len(dims) == network.base.event_shape[0]:
@@ -85,7 +77,7 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
     kept, rest = weight[..., base.columns(dims)], weight[..., base.columns(base.others(dims))]
     reference = law.example(weight)
     if regression is not None:
-        # The law of the others moves with the values, and so do their preactivations.
+        # The mean of the others is linear in the values, and so are their preactivations.
         slope = rest @ regression
         kept = kept + slope
         bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
@@ -100,7 +92,7 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
 
 
 def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network:
-    # Gram and biases take what is integrated out.
+    # A factor of each neuron goes to its bias, a factor of each pair to the gram.
     log_scale = integral.features(others.bias).log_scale
     assert log_scale is not None and isinstance(others.activation, Exp)
     gram = others.form.gram() * integral.blocks[0, 0]
@@ -109,7 +101,7 @@ def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network
 
 
 def _waves(others: Network, integral: Separable, kept: Tensor) -> Network:
-    # Each wave leaves two, the second a quarter of a turn ahead.
+    # Each wave becomes two waves, the second a quarter of a turn ahead.
     gram, base = others.form.gram(), others.latent().base
     assert isinstance(base, FourierBase)
     mean = base.mean(others.weight)

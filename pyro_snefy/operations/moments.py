@@ -267,20 +267,15 @@ def _waves(base: FourierBase, network: Network) -> Moments:
 
 
 def _radial(base: UniformSphere, waves: list[tuple[Tensor, Tensor]]) -> Tensor:
-    r"""The second moments of waves on a sphere, without derivatives by each coordinate.
-
-    .. math:: \int x x^\top e^{i \omega \cdot x} \mu(dx) = \frac{1}{d} F_1 I
-        - \frac{1}{d (d + 2)} F_2 \, \omega \omega^\top, \quad
-        F_k = {}_0F_1(d / 2 + k; -\|\omega\|^2 / 4)
-    """
+    # ∫ x xᵀ e^{iω·x} μ(dx) = F_1 I / d - F_2 ω ωᵀ / d (d + 2), where F_k = 0F1(d/2 + k; -|ω|²/4):
+    # no derivatives by each coordinate.
     d = base.num_statistics
     factor = torch.cat([factor for factor, _ in waves], dim=-1)
     omega = torch.cat([omega for _, omega in waves], dim=-2)
     square = omega.square().sum(-1)
     first, second = (factor * hyp0f1_oscillating(d / 2 + k, square) for k in (1, 2))
-    eye = torch.eye(d, dtype=omega.dtype, device=omega.device)
-    round_part = first.sum(-1)[..., None, None] * eye / d
-    return round_part - (omega.mT * second.unsqueeze(-2)) @ omega / (d * (d + 2))
+    isotropic = first.sum(-1)[..., None, None] * base.covariance(omega)  # I / d
+    return isotropic - (omega.mT * second.unsqueeze(-2)) @ omega / (d * (d + 2))
 
 
 def _centred(mass: Tensor, first: Tensor, second: Tensor, centre: Tensor) -> Moments:
