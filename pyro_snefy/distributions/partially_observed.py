@@ -75,9 +75,9 @@ class PartiallyObserved(TorchDistribution):
         Returns:
             Complete events, with shape :math:`(\text{sample}, *, d)`.
         """
-        value = self._checked(value)
-        shape, rows = value.shape[:-1], value.reshape(-1, value.shape[-1])
-        observed, joint = ~rows.isnan(), self.joint._network.expand(shape).flatten()
+        value, observed = self._checked(value)
+        rows, observed = (x.reshape(-1, value.shape[-1]) for x in (value, observed))
+        joint = self.joint._network.expand(value.shape[:-1]).flatten()
         result = rows.expand(Size(sample_shape) + rows.shape).clone()
         # All rows with one pattern are drawn together.
         for mask in patterns_of(observed)[0]:
@@ -99,8 +99,7 @@ class PartiallyObserved(TorchDistribution):
         Arguments:
             value: The events, with shape :math:`(*, d)`, and NaN for what is not observed.
         """
-        rows, joint = self._checked(value), self.joint
-        observed = ~rows.isnan()
+        (rows, observed), joint = self._checked(value), self.joint
         # The reals of torch have infinities, at which no density is defined.
         inside = ~rows.isinf().any(-1)
         inside = self.support.check(rows) & inside if rows.numel() else inside
@@ -109,10 +108,12 @@ class PartiallyObserved(TorchDistribution):
         log_prob = joint._normalized(log_numerator, inside)
         return torch.where(observed.any(-1), log_prob, 0.0).to(value.dtype)
 
-    def _checked(self, value: Tensor) -> Tensor:
-        # Events at the full batch shape. The constraints of torch take no tensor without rows.
+    def _checked(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        # Events at the full batch shape, and which of their coordinates are observed.
+        observed = ~value.isnan()
         if value.shape[-1:] == self.event_shape:
-            check_patterns(self.joint.base, ~value.isnan())
-        if self._validate_args and value.numel():
+            check_patterns(self.joint.base, observed)
+        if self._validate_args and value.numel():  # torch's constraints need a row
             self._validate_sample(value)
-        return value.expand(broadcast_shapes(value.shape[:-1], self.batch_shape) + self.event_shape)
+        shape = broadcast_shapes(value.shape[:-1], self.batch_shape) + self.event_shape
+        return value.expand(shape), observed.expand(shape)
