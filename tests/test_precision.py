@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import pyro
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, conditional_snefy, fit, snefy
-from pyro_snefy.activations import Activation, Cos, Exp, Snake
-from pyro_snefy.bases import Gaussian, GaussianMixture, NormalFamily, UniformSphere
+from pyro_snefy.activations import Activation, Cos, Exp, Sin, Snake
+from pyro_snefy.bases import Gaussian, GaussianMixture, NormalFamily, UniformBox, UniformSphere
 from pyro_snefy.network import Network
 
 WIDE = (torch.float32, torch.float64)
@@ -148,3 +149,25 @@ def test_svi_with_subsampling_on_another_default_device() -> None:
     with torch.device("meta"):
         losses = [svi.step(x) for _ in range(3)]
     assert all(torch.tensor(losses).isfinite())
+
+
+@pytest.mark.parametrize("activation", [Sin(), Snake(1.0), Snake(3.0)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6, 1e-8])
+def test_tiny_weights_without_bias(activation: Activation, scale: float) -> None:
+    """Densities integrate to one up to κ eps. On normal laws κ is small, on boxes it is not."""
+    torch.manual_seed(0)
+    weight, readout = scale * torch.randn(3, 1).double(), torch.randn(2, 3).double()
+    one = torch.ones(1).double()
+    nodes = torch.linspace(-12, 12, 20_001).double()
+    law = SNEFY(weight, None, readout, activation=activation, base=Gaussian(0 * one, one))
+    mass = torch.trapezoid(law.log_prob(nodes.unsqueeze(-1)).exp(), nodes)
+    assert law.condition_number < 100
+    assert abs(float(mass) - 1) < 1e-11
+    box = UniformBox(-one, one)
+    law = SNEFY(weight, None, readout, activation=activation, base=box, validate_args=False)
+    points, weights = (
+        torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(200)
+    )  # exact for products of such waves
+    mass = (law.log_prob(points.unsqueeze(-1)).exp() * weights).sum()
+    budget = 4 * torch.finfo(torch.float64).eps * float(law.condition_number)
+    assert abs(float(mass) - 1) < budget + 1e-13  # the rounding of the quadrature itself

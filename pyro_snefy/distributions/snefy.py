@@ -240,11 +240,9 @@ class SNEFY(TorchDistribution):
             matrix = torch.hypot(real, matrix[..., n:, :n] - matrix[..., :n, n:])
         absolute = Gram(gram.abs())
         total = absolute.log_trace(Features(log_scale, (None,)), {(0, 0): matrix.abs()})
-        diagonal = network.form.gram().diagonal(dim1=-2, dim2=-1)
-        rounding = torch.cat(
-            [neurons.rounding(network.bias)] * (diagonal.shape[-1] // network.width), -1
-        )
-        total = torch.maximum(total, ((diagonal * rounding).sum(-1) / 8).log())
+        if not self.activation.is_complex:
+            errors = gram.diagonal(dim1=-2, dim2=-1) * neurons.rounding(network.bias)
+            total = torch.maximum(total, (errors.sum(-1) / 8).log())
         log_normalizer = network.log_normalizer(neurons)
         ratio = torch.where(log_normalizer > -torch.inf, total - log_normalizer, torch.inf)
         return ratio.exp().to(self.weight.dtype).expand(self.batch_shape)
