@@ -1,12 +1,14 @@
 """Single precision of every pair: what comes of the same parameters in double precision."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from pyro_snefy import SNEFY, bases
-from pyro_snefy.activations import Cos, Erf, Exp, Identity, ReLU, Sin, Snake
+from pyro_snefy.activations import Activation, Cos, Erf, Exp, Identity, ReLU, Sin, Snake
 from tests import oracle
 from tests.cases import KINDS, Case, events
 
@@ -215,3 +217,25 @@ def test_large_readouts_of_lines_do_not_overflow() -> None:
     expected = 2 * np.log(abs(x)) - x**2 / 2 - np.log(2 * np.pi) / 2
     log_prob = d.log_prob(torch.tensor(x, dtype=torch.float32))
     np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-6, atol=3e-5)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Sin(), Snake(1.5), Identity()], ids=str)
+@pytest.mark.parametrize("readouts", [False, True], ids=["one readout", "readouts"])
+@pytest.mark.parametrize("name", ["UniformSphere", "UniformBox", "Poisson"])
+def test_rows_of_waves_on_other_bases(activation: Activation, readouts: bool, name: str) -> None:
+    """Rows of biases in float32 against float64, where bases are not normal."""
+    torch.manual_seed(0)
+    base: Any = {
+        "UniformSphere": bases.UniformSphere(2),
+        "UniformBox": bases.UniformBox(-torch.ones(2), torch.ones(2)),
+        "Poisson": bases.Poisson(torch.tensor(2.0)),
+    }[name]
+    d = base.num_statistics
+    tensors = [torch.randn(5, d), torch.randn(7, 5), torch.randn((7, 3, 5) if readouts else (3, 5))]
+    single = SNEFY(*tensors, activation=activation, base=base)
+    wide = [x.double() for x in tensors]
+    double = SNEFY(*wide, activation=activation, base=base.map(Tensor.double))
+    x = torch.ones(2) / 2**0.5 if d == 2 else torch.tensor(3.0)
+    found, expected = single.log_prob(x), double.log_prob(x.double())
+    assert found.dtype == torch.float32
+    assert ((found - expected).abs() <= 2e-5 * expected.abs().clamp(min=1)).all()

@@ -83,6 +83,7 @@ def _wave(
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
         base.mass(weight).amax(),
+        takes_float32=True,
         cancels=not isinstance(base, Gaussian),
     )
 
@@ -106,6 +107,7 @@ def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
         lambda angle: cosines.features(torch.cat([angle, angle - math.pi / 2], dim=-1)),
         _shift(base, weight),
         cosines.unit,
+        takes_float32=True,
     )
 
 
@@ -224,4 +226,5 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
         return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
-    return Separable(blocks, features, _shift(base, weight), 1 / frequency**2)
+    unit = 1 / frequency**2
+    return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)

@@ -100,10 +100,11 @@ class Separable(Kernel):
         features: A function from shifted biases to :math:`\ell`, :math:`\phi` and :math:`\rho`, the
             :class:`~pyro_snefy.numerics.forms.Features`.
         shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
-        unit: The blocks have absolute errors of eps times this number. If it is given, rows of
-            biases may be in float32, and so may their features.
-        cancels: Whether blocks are differences of numbers as large as the unit, which is given
-            then. They have relative errors of eps otherwise.
+        unit: The blocks have absolute errors of at most eps times this number.
+        takes_float32: Whether rows of biases may be in float32, and so may their features. There
+            are no features of ones then.
+        cancels: Whether blocks are differences of numbers as large as the unit. They have relative
+            errors of eps otherwise.
 
     Example:
         >>> linear = Separable({(0, 0): torch.ones(2, 2)}, lambda b: Features(None, (b,)))
@@ -117,14 +118,15 @@ class Separable(Kernel):
         blocks: Blocks,
         features: Callable[[Tensor], Features],
         shift: Tensor | None = None,
-        unit: Tensor | float | None = None,
+        unit: Tensor | float = 1.0,
+        takes_float32: bool = False,
         cancels: bool = False,
     ) -> None:
         self.blocks = blocks
         self.features = features
         self.shift = shift
-        self.takes_float32 = unit is not None
-        self.unit = 1.0 if unit is None else unit
+        self.takes_float32 = takes_float32
+        self.unit = unit
         self.cancels = cancels
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:

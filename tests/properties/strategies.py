@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import reject
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -383,7 +384,11 @@ def laws(
     own = draw(sub(shape)) if real else shape  # bounds may differ from member to member
     size = (*own, n, built.num_statistics)
     weight = torch.as_tensor(draw(rows(size, scales, dtype=dtype)))
-    weight = weight if real else transform_to(constraint)(weight)
+    if not real:
+        try:
+            weight = transform_to(constraint)(weight)
+        except NotImplementedError:  # the intersection of two half-lines
+            reject()
     options: dict[str, Any] = {"weight": _values(_round(weight.numpy()), dtype)}
     if closed_form(sigma, built, bias=True) and draw(st.integers(0, 3)):
         options["bias"] = draw(numbers((*draw(sub(shape)), n), BIASES, dtype=dtype))

@@ -86,6 +86,14 @@ def _integral(
     return value, error
 
 
+def _poles_are_weak(law: SNEFY) -> bool:
+    """Whether densities grow less than x^-0.8 at an edge, as quadrature can follow."""
+    families = (bases.DirichletFamily, bases.GammaFamily)
+    if not any(isinstance(part, families) for part in law.base.parts()):
+        return True
+    return bool((2 * (law.activation.exponent or 0.0) * law.weight > -0.8).all())
+
+
 @given(laws(), seeds)
 @example(known.NESTED_ATOMS, 0)
 @example(known.TINY_SIN, 0)
@@ -99,6 +107,7 @@ def test_mass_is_one(description: Call, seed: int) -> None:
     note(repr(description))
     loose = description.build(validate_args=False)
     law = _one(loose, seed)
+    assume(_poles_are_weak(law))
     x = events(law, seed, 20)
     largest = law._network.log_density(x).amax()
     assume(bool(largest.isfinite()))
@@ -301,7 +310,9 @@ def test_derivative_of_the_distribution_function(description: Call, seed: int) -
     except NotImplementedError:
         assume(False)
     density = law.log_prob(x.detach()).exp()
-    allowed = 1e-6 * density + 1e-9 * density.amax()
+    # Panels end where no mass is left that float64 would see.
+    middle = law.icdf(torch.tensor(0.5, dtype=torch.float64))
+    allowed = 1e-6 * density + 1e-12 * law.log_prob(middle).exp()
     assert ((slope.reshape(-1) - density.reshape(-1)).abs() <= allowed).all(), (slope, density)
 
 
