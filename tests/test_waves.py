@@ -1,4 +1,4 @@
-"""Waves on Gaussian bases, in batches of all kinds, against plain sums over the kernel."""
+"""Waves on Gaussian bases, in batches of all kinds, against the rule for all Fourier bases."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Cos, Sin, Snake
-from pyro_snefy.bases import Gaussian
+from pyro_snefy.bases import FourierBase, Gaussian
 from pyro_snefy.kernels import Separable, kernel
 from pyro_snefy.numerics.forms import Readout
 from pyro_snefy.numerics.linalg import take
@@ -28,7 +28,7 @@ def _randn(*shape: int, factor: float = 1.0) -> Tensor:
 def _normalizer(activation: Any, tensors: list[Tensor], full: bool, generic: bool) -> Tensor:
     weight, loc, scale, bias, readout = tensors
     base = Gaussian(loc, None if full else scale, scale_tril=scale if full else None)
-    neurons = kernel(activation, base, weight)
+    neurons = kernel(activation, base, weight, FourierBase if generic else None)
     assert isinstance(neurons, Separable)
     if not generic:
         return neurons.log_normalizer(Readout(readout), bias)
