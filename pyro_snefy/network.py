@@ -226,8 +226,11 @@ class Network:
         half = bias.dtype not in (torch.float32, torch.float64)
         # torch.autocast would take products in float32 for products in half precision.
         half = half or torch.is_autocast_enabled(bias.device.type)
-        if half or bias.dim() == 1 or not neurons.takes_float32:
+        if half or not neurons.takes_float32:
             bias, form = bias.double(), form.to(torch.float64)
+        elif bias.dim() == 1:
+            bias = bias.double()
+            form = form.to(torch.float64) if form.matrix.dim() == 2 else form
         return neurons.log_normalizer(form, bias)
 
     def log_square(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from ..numerics.linalg import rows_matmul, take
 from .base import Partial, TensorField, TensorLike, as_parameters, cutoff_exp
 from .engines import FourierBase, LaplaceBase, Pairs
 
-_LOG_ROOT = math.log(2 * math.pi) / 2
+LOG_ROOT = math.log(2 * math.pi) / 2  # of the square root of 2π
 
 
 class Gaussian(FourierBase, LaplaceBase):
@@ -264,4 +264,4 @@ class Gaussian(FourierBase, LaplaceBase):
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     # With fewer operations than torch.distributions.Normal.
     white = (x - loc) / scale
-    return torch.add(-_LOG_ROOT - scale.log(), white * white, alpha=-0.5)
+    return torch.add(-LOG_ROOT - scale.log(), white * white, alpha=-0.5)

@@ -11,11 +11,11 @@ from torch.distributions import constraints
 
 from ..activations import Activation
 from ..constraints import intersection, union
-from ..numerics.linalg import broadcast_shapes, safe_logsumexp
+from ..numerics.linalg import affine, broadcast_shapes, safe_logsumexp
 from ..numerics.rejection import choose
 from .base import Base, Partial, TensorField, TensorLike, as_parameters, as_tensors, check_bases
 from .engines import FourierBase, LaplaceBase, Pairs
-from .gaussian import Gaussian
+from .gaussian import LOG_ROOT, Gaussian
 
 Evaluation = Callable[[Any, Tensor], tuple[Tensor | None, ...]]
 Draw = Callable[[Any, Tensor], Tensor]
@@ -96,14 +96,14 @@ class MixtureBase(FourierBase, LaplaceBase):
         between = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
         return (shares[..., None, None] * (within + between)).sum(-3)
 
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
         _, offsets, _ = self._centres(omega)
         phase = (offsets.unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)  # (*, K, E)
         weights = self.log_weights().exp().unsqueeze(-1)
         return _rotated_sum(weights * real, weights * imag, phase.cos(), phase.sin(), dim=-2)
 
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
         real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
         slope_real, slope_imag = self.evaluate(
             lambda base, x: base.characteristic_moment(x), omega, rank=2
@@ -188,13 +188,19 @@ class GaussianMixture(BatchedMixture):
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
-        loc: The means, with shape :math:`(*, K, d)`.
+        loc: The means, with shape :math:`(*, K, d)`. With shape :math:`(*, 1, d)`, all components
+            have one mean: a law with heavy tails, whose kernels cost what one normal law costs.
         scale: The standard deviations, with shape :math:`(*, K, d)`.
+        event_dim: With 0, events are scalars, and ``loc`` and ``scale`` have the shape
+            :math:`(*, K)`.
         validate_args: Whether the tensors are checked.
 
     Example:
         >>> GaussianMixture(torch.zeros(8), torch.randn(8, 2), torch.ones(8, 2)).event_shape
         torch.Size([2])
+        >>> heavy_tailed = GaussianMixture([0.0, -2.0], [0.0], [1.0, 5.0], event_dim=0)
+        >>> heavy_tailed.event_shape
+        torch.Size([])
     """
 
     tensor_fields: ClassVar[dict[str, TensorField]] = {
@@ -202,7 +208,6 @@ class GaussianMixture(BatchedMixture):
         "loc": TensorField(constraints.real, rank=1, per_event=True),
         "scale": TensorField(constraints.positive, rank=1, per_event=True),
     }
-    support = constraints.real_vector
 
     def __init__(
         self,
@@ -210,25 +215,75 @@ class GaussianMixture(BatchedMixture):
         loc: TensorLike,
         scale: TensorLike,
         *,
+        event_dim: int = 1,
         validate_args: bool | None = None,
     ) -> None:
+        if event_dim not in (0, 1):
+            raise ValueError(f"GaussianMixture: expected event_dim 0 or 1, got {event_dim}.")
+        letters = "K" + "d" * event_dim
         shape, (self.logits, self.loc, self.scale) = as_parameters(
-            self, logits=(logits, "K"), loc=(loc, "Kd"), scale=(scale, "Kd")
+            self, logits=(logits, "K"), loc=(loc, letters), scale=(scale, letters)
         )
-        super().__init__(shape[:-2], shape[-1:], shape[-1], validate_args)
+        batch, event = shape[: len(shape) - 1 - event_dim], shape[len(shape) - event_dim :]
+        super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
+
+    @property
+    def support(self) -> Any:
+        return constraints.real_vector if self.event_dim else constraints.real
 
     @property
     def components(self) -> Gaussian:
-        return Gaussian(self.loc, self.scale, validate_args=False)
+        return Gaussian(self.loc, self.scale, event_dim=self.event_dim, validate_args=False)
+
+    @property
+    def is_concentric(self) -> bool:
+        """Whether all components have one mean, by the shape of ``loc``."""
+        return self.loc.shape[-1 - self.event_dim] == 1
 
     gaussians = components
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)
 
+    def mass(self, like: Tensor) -> Tensor:
+        return like.new_ones(())
+
+    def mean(self, like: Tensor) -> Tensor:
+        if not self.is_concentric:
+            return super().mean(like)
+        return self._vectors()[0].squeeze(-2)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.is_concentric:
+            return super().characteristic(omega)
+        real, _ = self.gaussians.characteristic(omega.unsqueeze(-3))
+        return self.average(real, rank=1), None
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
+        if not self.is_concentric:
+            return super().characteristic_moment(omega)
+        _, imag = self.gaussians.characteristic_moment(omega.unsqueeze(-3))
+        return None, self.average(imag, rank=2)
+
+    def average(self, values: Tensor, rank: int) -> Tensor:
+        r"""The sum :math:`\sum_k \pi_k f_k` of values of the components.
+
+        Arguments:
+            values: The values, with components in the dimension before the last ``rank`` ones.
+            rank: The number of dimensions of one value.
+        """
+        weights = self.log_weights().exp()
+        return (weights[(...,) + (None,) * rank] * values).sum(-1 - rank)
+
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
-        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
+        loc, scale = self._vectors()
         return GaussianMixture(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
+
+    def _vectors(self) -> tuple[Tensor, Tensor]:
+        # Locations (*, K, D) and scales of all coordinates. A shared location stays one.
+        pair = (x if self.event_dim else x.unsqueeze(-1) for x in (self.loc, self.scale))
+        loc, scale = (x.expand((*x.shape[:-1], self.num_statistics)) for x in pair)
+        return loc, scale
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "GaussianMixture":
         given = self.gaussians.marginal(dims).log_density(values.unsqueeze(-2))
@@ -236,7 +291,9 @@ class GaussianMixture(BatchedMixture):
         logits = self.log_weights() + given
         return GaussianMixture(logits, others.loc, others.scale, validate_args=False)
 
-    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        if not self.event_dim:
+            return super().partial(x, observed)
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
@@ -248,8 +305,15 @@ class GaussianMixture(BatchedMixture):
         raise NotImplementedError("The weights of a conditional mixture depend on the values.")
 
     def log_density(self, x: Tensor) -> Tensor:
-        log_density = self.gaussians.log_density(x.unsqueeze(-2))
-        return safe_logsumexp(self.log_weights() + log_density)
+        if not self.is_concentric:
+            log_density = self.gaussians.log_density(x.unsqueeze(-1 - self.event_dim))
+            return safe_logsumexp(self.log_weights() + log_density)
+        # The exponents of all components are one matrix product of the squares.
+        loc, scale = self._vectors()
+        offset = self.statistic(x) - loc.squeeze(-2)
+        constant = self.log_weights() - (scale.log() + LOG_ROOT).sum(-1)
+        precision = (scale * scale).reciprocal() / -2
+        return safe_logsumexp(affine(offset * offset, precision, constant))
 
 
 class Mixture(MixtureBase):

@@ -79,7 +79,9 @@ class Mixed(Kernel):
         return largest, (weights * matrices).sum(-3)
 
 
-def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Mixed:
+def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Kernel:
+    if base.is_concentric and base.logits.dim() == 1 and isinstance(activation, _FOURIER):
+        return kernel(activation, base, weight, MixtureBase)
     apart = weight if weight.dim() == 2 else weight.unsqueeze(-3)
     components = kernel(activation, base.gaussians, apart)
 
@@ -93,6 +95,8 @@ def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Ten
     return mixed
 
 
+_FOURIER = (Cis, Cos, Identity, Sin, Snake)
+
 # The activation decides first: one entry for each that has one for all Fourier or Laplace bases.
-for _activation in (Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake):
+for _activation in (*_FOURIER, Exp, GaussianActivation):
     register_kernel(_activation, GaussianMixture)(_gaussian_mixture)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
-from ..bases import FourierBase, Gaussian
+from ..bases import FourierBase, Gaussian, GaussianMixture
 from ..bases.base import cutoff_exp
 from ..numerics.forms import Features
 from ..numerics.hyperbolic import damped_hyperbolic
@@ -36,15 +36,21 @@ class _Products(NamedTuple):
     cos_cos: Tensor
     sin_sin: Tensor
     cos_sin: Tensor | None
+    cancel: bool = False  # whether they are differences of larger numbers
 
 
 @singledispatch
 def _products(base: FourierBase, weight: Tensor) -> _Products:
+    return _characteristic_products(base, weight)
+
+
+def _characteristic_products(base: FourierBase, weight: Tensor) -> _Products:
     (real_minus, imag_minus), (real_plus, imag_plus) = base.pair_characteristics(weight)
     return _Products(
         cos_cos=(real_minus + real_plus) / 2,
         sin_sin=(real_minus - real_plus) / 2,
         cos_sin=None if imag_minus is None or imag_plus is None else (imag_plus - imag_minus) / 2,
+        cancel=True,
     )
 
 
@@ -55,6 +61,15 @@ def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     half = (white * white).sum(-1) / 2.0
     cosh, sinh = damped_hyperbolic(white @ white.mT, half.unsqueeze(-1) + half.unsqueeze(-2))
     return _Products(cosh, sinh, None)
+
+
+@_products.register
+def _mixture_products(base: GaussianMixture, weight: Tensor) -> _Products:
+    if not base.is_concentric:
+        return _characteristic_products(base, weight)
+    components = _gaussian_products(base.gaussians, weight.unsqueeze(-3))
+    cos_cos, sin_sin = base.average(torch.stack(components[:2]), rank=2).unbind()
+    return _Products(cos_cos, sin_sin, None)
 
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
@@ -84,7 +99,7 @@ def _wave(
         _shift(base, weight),
         base.mass(weight).amax(),
         takes_float32=True,
-        cancels=not isinstance(base, Gaussian),
+        cancels=products.cancel,
     )
 
 

@@ -145,13 +145,13 @@ class Separable(Kernel):
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct = self.features(self._shifted(bias))
-        total = bias.new_zeros(()) if direct is None else _outer(direct)
+        terms = [] if direct is None else [_outer(direct)]
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
             term = block if left is None else block * left.unsqueeze(-1)
             term = term if right is None else term * right.unsqueeze(-2)
-            total = total + (term if p == q else term + term.mT)
-        return log_scale, total
+            terms.append(term if p == q else term + term.mT)
+        return log_scale, sum(terms[1:], terms[0])
 
     def rounding(self, bias: Tensor) -> Tensor:
         if not self.cancels:

@@ -3,19 +3,19 @@ r"""Conditional squared neural families: a network emits the parameters for each
 __all__ = ["ConditionalSNEFY", "conditional_snefy"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import torch
 from pyro.distributions import ConditionalDistribution
 from torch import Tensor, nn
 
-from ..activations import Activation, Snake
-from ..bases import Base, Standardized
+from ..activations import Activation, Cos
+from ..bases import Base, GaussianMixture, Standardized
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from .heads import Bias, Head, LocationScale, Parameters, ReadoutHead
-from .initialization import checked_events, complete_rows, spread
+from .initialization import checked_events, complete_rows, robust_location_scale, spread
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
 from .units import location_scale, to_data_units
 
@@ -40,6 +40,9 @@ class ConditionalSNEFY(FamilyModule):
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation :math:`\sigma`.
         heads: Which parameters the network changes.
+        learn_neurons: Whether weights and biases are learnt. If not, the neurons are waves of many
+            frequencies that stay as they are: a basis, which the readout combines.
+        learn_base: Whether the tensors of the base are learnt, or the names of those to learn.
 
     Example:
         >>> from pyro_snefy.activations import Cos
@@ -64,15 +67,22 @@ class ConditionalSNEFY(FamilyModule):
         readout_dim: int,
         activation: Activation,
         heads: Sequence[Head],
+        learn_neurons: bool = True,
+        learn_base: bool | Collection[str] = False,
     ) -> None:
         super().__init__()
         _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
         if not isinstance(net, nn.Module):
             raise TypeError(f"ConditionalSNEFY: expected net to be a torch.nn.Module, got {net!r}.")
         self.activation, self.heads = activation, tuple(heads)
-        self.base = BaseModule(base)
-        self._add_weight(torch.empty(hidden_dim, base.num_statistics))
-        self.bias = nn.Parameter(torch.empty(hidden_dim))
+        self.base = BaseModule(base, learn_base)
+        self.learn_neurons = learn_neurons
+        if learn_neurons:
+            self._add_weight(torch.empty(hidden_dim, base.num_statistics))
+            self.bias = nn.Parameter(torch.empty(hidden_dim))
+        else:
+            self.register_buffer("weight", torch.empty(hidden_dim, base.num_statistics))
+            self.register_buffer("bias", torch.empty(hidden_dim))
         self.readout = nn.Parameter(torch.empty(readout_dim, hidden_dim))
         self.net = net
         self.register_buffer("loc", torch.zeros(base.event_shape))
@@ -84,6 +94,14 @@ class ConditionalSNEFY(FamilyModule):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
+        if not self.learn_neurons:
+            weight, bias = _wave_basis(self.weight)
+            self.weight.copy_(weight)
+            self.bias.copy_(bias)
+            # Near the base itself: the first neuron is constant.
+            nn.init.normal_(self.readout, std=0.1)
+            self.readout[0, 0] += 1.0
+            return
         if "weight" in self._constraints:
             self._set_neuron_members(self._random_members())
         else:
@@ -112,8 +130,9 @@ class ConditionalSNEFY(FamilyModule):
                 f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
             )
         if base.support in REALS:
-            self.loc.copy_(x.nanmean(0))
-            self.scale.copy_(spread(x))
+            loc, scale = robust_location_scale(x)
+            self.loc.copy_(loc)
+            self.scale.copy_(scale)
         elif (units := location_scale(base, complete_rows(x), False)) is not None:
             self.loc.copy_(units[0])
             self.scale.copy_(units[1])
@@ -206,6 +225,25 @@ def _check(
         )
 
 
+# The least and the largest frequency of a basis of waves, in radians per unit of scale.
+_FREQUENCIES = 0.5, 8.0
+
+
+def _wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
+    # Weights (n, D) and biases of 1, cos(w_1 · u), sin(w_1 · u), cos(w_2 · u), ...: frequencies in
+    # a geometric series, in random directions.
+    n, d = like.shape
+    low, high = map(math.log, _FREQUENCIES)
+    frequency = torch.linspace(low, high, max(n // 2, 1), dtype=like.dtype).exp().to(like.device)
+    direction = torch.randn((len(frequency), d), dtype=like.dtype, device=like.device)
+    direction = direction.sign() if d == 1 else nn.functional.normalize(direction, dim=-1)
+    pairs = (frequency.unsqueeze(-1) * direction).repeat_interleave(2, dim=0)
+    weight = torch.cat([torch.zeros_like(like[:1]), pairs])[:n]
+    phase = torch.arange(n, device=like.device).remainder(2) - 1  # -1 for sines
+    phase[0] = 0
+    return weight, phase * (math.pi / 2)
+
+
 class _AsinhNet(nn.Module):
     # A network of rectifiers is linear far from the data: at an outlying context it would emit a
     # location far from the truth, with a small scale. asinh brings outlying contexts near.
@@ -230,8 +268,8 @@ def conditional_snefy(
     base_or_dim: Base | int | tuple[()],
     context_dim: int,
     hidden_dim: int = 32,
-    readout_dim: int = 16,
-    activation: Activation = Snake(10.0),
+    readout_dim: int = 4,
+    activation: Activation = Cos(),
     hidden_dims: Sequence[int] = (128, 128),
     net: nn.Module | None = None,
     heads: Sequence[Head] | None = None,
@@ -274,8 +312,12 @@ def conditional_snefy(
         >>> likelihood.condition(torch.randn(7, 5)).batch_shape
         torch.Size([7])
     """
-    base = as_base(base_or_dim, "conditional_snefy")
-    if heads is None:
+    chosen = not isinstance(base_or_dim, Base)
+    base = _heavy_tailed(as_base(base_or_dim, "conditional_snefy"), chosen)
+    basis = heads is None and net is None and base.support in REALS and isinstance(activation, Cos)
+    if basis:
+        heads = (LocationScale(), ReadoutHead())
+    elif heads is None:
         place = (LocationScale(),) if base.support in REALS else ()
         heads = (*place, Bias(), ReadoutHead()) if net is None else (Bias(),)
     if net is None:
@@ -286,4 +328,27 @@ def conditional_snefy(
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         outputs = sum(head.size(Parameters(event, event, bias, readout)) for head in heads)
         net = _AsinhNet([context_dim, *hidden_dims, outputs])
-    return ConditionalSNEFY(base, context_dim, net, hidden_dim, readout_dim, activation, heads)
+    return ConditionalSNEFY(
+        base,
+        context_dim,
+        net,
+        hidden_dim,
+        readout_dim,
+        activation,
+        heads,
+        learn_neurons=not basis,
+        learn_base=("logits",) if chosen else False,
+    )
+
+
+# Scales of the components of a base with heavy tails, and the first logarithms of their weights.
+_SCALES, _LOGITS = (1.0, 2.5, 8.0), (0.0, -2.0, -4.0)
+
+
+def _heavy_tailed(base: Base, chosen: bool) -> Base:
+    # Three normal laws about zero in place of one.
+    if not chosen:
+        return base
+    loc = torch.zeros((1, *base.event_shape))
+    scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
+    return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)

@@ -137,7 +137,7 @@ class LocationScale(Head):
         torch.Size([5])
     """
 
-    floor: float = 0.05
+    floor: float = 0.01
 
     def size(self, parameters: Parameters) -> int:
         return 2 * parameters.loc.numel()

@@ -6,6 +6,7 @@ __all__ = [
     "complete_rows",
     "fit_base",
     "random_rows",
+    "robust_location_scale",
     "spread",
     "spread_neurons",
     "subsample",
@@ -222,6 +223,17 @@ def spread(x: Tensor) -> Tensor:
     scale = (x - loc).square().nanmean(0).sqrt()
     # The mean of equal numbers differs from them by its rounding.
     return torch.where(scale > 4 * torch.finfo(x.dtype).eps * loc.abs(), scale, 1.0)
+
+
+def robust_location_scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    r"""The median of each coordinate, and half the distance of its 16 % and 84 % quantiles.
+
+    For a normal law, these are mean and standard deviation; outliers hardly move them. Where the
+    quantiles are equal, as in data that are mostly zeros, the standard deviation is the scale.
+    """
+    levels = torch.tensor([0.16, 0.5, 0.84], dtype=x.dtype, device=x.device)
+    low, middle, high = subsample(x).nanquantile(levels, dim=0)
+    return middle, torch.where(high > low, (high - low) / 2, spread(x))
 
 
 def _shaped(value: Tensor, like: Tensor) -> Tensor:

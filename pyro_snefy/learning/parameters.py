@@ -10,6 +10,7 @@ __all__ = [
 ]
 
 import re
+from collections.abc import Collection
 from numbers import Integral
 from typing import Any
 
@@ -110,8 +111,12 @@ class BaseModule(ConstrainedModule):
 
     Calling the module returns the base. Each tensor is an attribute: ``loc`` and ``scale`` for a
     Gaussian, ``bases_1_rate`` for the rate of a Poisson base that is the second factor of a
-    product. With ``learn``, tensors are parameters under their constraints, except for tensors
-    that define the support. Other tensors are buffers.
+    product. Tensors to learn are parameters under their constraints. Other tensors are buffers.
+
+    Arguments:
+        base: The base.
+        learn: Whether all tensors are learnt, except for tensors that define the support; or the
+            names of the tensors to learn.
 
     Example:
         >>> import torch
@@ -123,14 +128,15 @@ class BaseModule(ConstrainedModule):
         ['raw_rate']
     """
 
-    def __init__(self, base: Base, learn: bool = False) -> None:
+    def __init__(self, base: Base, learn: bool | Collection[str] = False) -> None:
         super().__init__()
         # Detached, because a deep copy of the module would fail on tensors with a graph.
         self._base = base.map(Tensor.detach)
         self._names = [re.sub(r"\W+", "_", name) for name, _ in base.tensors()]
         pairs = zip(base.tensors(), base.tensor_constraints(), strict=True)
         for name, ((_, value), constraint) in zip(self._names, pairs, strict=True):
-            if learn and constraint is not None:
+            chosen = learn if isinstance(learn, bool) else name in learn
+            if chosen and constraint is not None:
                 self.constrain(name, value, constraint)
             else:
                 self.register_buffer(name, value)

@@ -5,6 +5,7 @@ __all__ = ["elementwise", "forward_mode", "primals"]
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
@@ -33,17 +34,19 @@ def primals(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [unpack_dual(x, level=0).primal for x in tensors]
 
 
-def elementwise(partials: Partials) -> Callable[[Values], Values]:
+def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Values], Values]:
     r"""Decorates an elementwise function, which is then differentiated by given formulas.
 
     The function takes one constant, then tensors of one shape. It returns a tuple of tensors of the
-    same shape. Autograd keeps the input tensors only, in backward and in forward mode. Derivatives
-    of higher order follow from the operations in `partials`. vmap and torch.compile are supported,
-    except for forward mode inside torch.compile.
+    same shape. Derivatives of higher order follow from the operations in `partials`. vmap and
+    torch.compile are supported, except for forward mode inside torch.compile.
 
     Arguments:
         partials: A function of the same arguments. It returns, for each output, the partial
             derivatives with respect to the first tensors. The remaining tensors get no gradient.
+        saves_values: Whether the partial derivatives are functions of the values, which `partials`
+            takes as a tuple in place of the tensors. Autograd then keeps the values, and otherwise
+            the tensors.
 
     Example:
         >>> @elementwise(lambda k, x: [(k * x ** (k - 1),)])
@@ -57,6 +60,9 @@ def elementwise(partials: Partials) -> Callable[[Values], Values]:
     """
 
     def decorator(values: Values) -> Values:
+        # Torch asks for the signature of a forward pass at each call, which takes long to find.
+        values.__signature__ = signature(values)  # type: ignore[attr-defined]
+
         class Plain(Function):
             generate_vmap_rule = True
             forward = staticmethod(values)
@@ -64,21 +70,24 @@ def elementwise(partials: Partials) -> Callable[[Values], Values]:
             @staticmethod
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
                 ctx.constant, *tensors = inputs
-                ctx.save_for_backward(*tensors)
+                ctx.count = len(tensors)
+                ctx.save_for_backward(*(output if saves_values else tensors))
                 ctx.save_for_forward(*tensors)
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-                tensors = ctx.saved_tensors
-                rows = partials(ctx.constant, *tensors)
+                rows = partials(ctx.constant, *ctx.saved_tensors)
                 found = [_inner(column, grads) for column in zip(*rows, strict=True)]
-                return None, *found, *[None] * (len(tensors) - len(found))
+                return None, *found, *[None] * (ctx.count - len(found))
 
         class Dual(Plain):
             @staticmethod
             def jvp(ctx: Any, _: None, *tangents: Tensor) -> tuple[Tensor, ...]:
                 with forward_mode():
-                    rows = partials(ctx.constant, *primals(ctx.saved_tensors))
+                    tensors = primals(ctx.saved_tensors)
+                    if saves_values:
+                        tensors = list(Dual.apply(ctx.constant, *tensors))
+                    rows = partials(ctx.constant, *tensors)
                     return tuple(_inner(row, tangents[: len(row)]) for row in rows)
 
         @wraps(values)

@@ -104,7 +104,10 @@ class Readout(Form):
         return 2.0 * (log_norm if log_size is None else log_norm + log_size)
 
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
-        matrix, features, log_size = self._rescale(features)
+        matrix, log_size = self.matrix, None
+        # Rows in float32 have squares in float64: nothing overflows.
+        if matrix.dim() == 2 or features.log_scale is not None or matrix.dtype == torch.float64:
+            matrix, features, log_size = self._rescale(features)
         if matrix.dim() == 2:
             wide = matrix.double()
             total = _gram_trace(wide.mT @ wide, features, blocks, unit)
@@ -114,7 +117,8 @@ class Readout(Form):
             direct = _padded(features.direct, matrix.dim())
             outputs = rows_matmul(direct, matrix.mT).double()  # (r, *, m)
             total = total + (outputs * outputs).sum((0, -1))
-        return torch.add(safe_log(total), log_size, alpha=2.0)
+        log_trace = safe_log(total)
+        return log_trace if log_size is None else torch.add(log_trace, log_size, alpha=2.0)
 
     def _rescale(self, features: Features) -> tuple[Tensor, Features, Tensor]:
         matrix = self.matrix.detach()
@@ -187,16 +191,14 @@ def _readout_trace(
     def product(value: Tensor | None) -> Tensor:
         return readout if value is None else readout * value.unsqueeze(-2)  # (*, m, n)
 
-    terms = [
-        bilinear(
-            product(values[p]),
-            block.expand((*block.shape[:-2], n, n)).unsqueeze(-3),
-            product(values[q]),
-        ).sum(-1)
-        * (1.0 if p == q else 2.0)
-        for (p, q), block in blocks.items()
-        if values[p] is None or values[q] is None
-    ]
+    terms = []
+    for (p, q), block in blocks.items():
+        if values[p] is None or values[q] is None:
+            block = block.expand((*block.shape[:-2], n, n)).unsqueeze(-3)
+            left, right = product(values[p]), product(values[q])
+            same = p == q
+            form = quadratic(left, block, unit) if same else 2.0 * bilinear(left, block, right)
+            terms.append(form.sum(-1))
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = readout if copies == 1 else readout.repeat(*(1,) * (readout.dim() - 1), copies)
         rows = tiled * _padded(rows.unsqueeze(-2), readout.dim() + 1)

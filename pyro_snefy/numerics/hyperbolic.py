@@ -16,17 +16,12 @@ def _exp(x: Tensor) -> Tensor:
     return torch.nn.functional.threshold(x, _CUTOFF, _CUTOFF).exp()
 
 
-@elementwise(lambda _, p, s: _hyperbolic_partials(p, s))
+@elementwise(lambda _, cosh, sinh: [(sinh, -cosh), (cosh, -sinh)], saves_values=True)
 def _hyperbolic(_: None, p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     size = p.abs()
     half = _exp(size - s - _LOG_2)  # e^{|p| - s} / 2
     sinh = half * torch.expm1(-2.0 * size)
     return torch.add(sinh, half, alpha=2.0), sinh.copysign(p)
-
-
-def _hyperbolic_partials(p: Tensor, s: Tensor) -> list[tuple[Tensor, Tensor]]:
-    cosh, sinh = _hyperbolic(None, p, s)
-    return [(sinh, -cosh), (cosh, -sinh)]
 
 
 def damped_hyperbolic(p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,13 +21,21 @@ from torch import Size, Tensor
 
 
 def broadcast_shapes(*shapes: Size) -> Size:
-    r"""As :func:`torch.broadcast_shapes`, which is slow, but for the case that needs no work."""
+    r"""As :func:`torch.broadcast_shapes`, which is slow."""
     largest = Size()
     for shape in shapes:  # torch.compile knows no max with a key
         largest = shape if len(shape) > len(largest) else largest
     if all(shape == largest or not shape for shape in shapes):
         return largest
-    return torch.broadcast_shapes(*shapes)
+    lengths = list(largest)
+    for shape in shapes:
+        start = len(lengths) - len(shape)
+        for k, length in enumerate(shape, start):
+            if lengths[k] == 1:
+                lengths[k] = length
+            elif length not in (1, lengths[k]):
+                raise RuntimeError(f"Shapes do not broadcast: {', '.join(map(str, shapes))}.")
+    return Size(lengths)
 
 
 class Layout(NamedTuple):
@@ -109,15 +117,13 @@ def all_finite(x: Tensor) -> Tensor:
 
 def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
-    # The threshold stops the gradient where x is not positive. The second logarithm, of zero or
-    # one, makes the value infinite there; unlike torch.where it takes no part in the gradient.
-    log = torch.nn.functional.threshold(x, 0.0, 1.0).log()
-    return log + x.detach().relu().sign().log()
+    # The rectifier selects its gradient, so that the infinite one of the logarithm stops there.
+    return x.relu().log()
 
 
 def safe_logsumexp(x: Tensor) -> Tensor:
     r"""Returns :math:`\log \sum_k e^{x_k}`, with a zero gradient where every term is zero."""
-    # That of torch has the gradient NaN there, as far from all components of a mixture.
-    zero = (x == -torch.inf).all(-1, keepdim=True)
-    total = x.masked_fill(zero, 0.0).logsumexp(-1)
-    return total.masked_fill(zero.squeeze(-1), -torch.inf)
+    # The one of torch has the gradient NaN there, as far from all components of a mixture.
+    largest = x.detach().amax(-1, keepdim=True)
+    largest = torch.nn.functional.threshold(largest, torch.finfo(x.dtype).min, 0.0)
+    return safe_log((x - largest).exp().sum(-1)) + largest.squeeze(-1)

@@ -59,7 +59,7 @@ class _Quadratic(Function):
         shifted.diagonal(dim1=-2, dim2=-1).add_(_RIDGE * unit)
         factor, _ = torch.linalg.cholesky_ex(shifted)
         outputs = rows @ factor.to(rows.dtype)
-        return torch.linalg.vector_norm(outputs, dim=-1).double().square()
+        return torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).square()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
@@ -70,7 +70,8 @@ class _Quadratic(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, matrix = ctx.saved_tensors
-        weighted = rows * grad.to(rows.dtype).unsqueeze(-1)
+        # In float64: the square of a number in float32 may be out of the range of float32.
+        weighted = (rows * grad.unsqueeze(-1)).to(rows.dtype)
         # The gradient by the matrix is symmetric, as the matrix is.
         by_matrix = (rows.mT @ weighted).to(matrix.dtype)
         return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
