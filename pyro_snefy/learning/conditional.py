@@ -234,7 +234,8 @@ def _wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
     # a geometric series, in random directions.
     n, d = like.shape
     low, high = map(math.log, _FREQUENCIES)
-    frequency = torch.linspace(low, high, max(n // 2, 1), dtype=like.dtype).exp().to(like.device)
+    count = max(n // 2, 1)
+    frequency = torch.linspace(low, high, count, dtype=like.dtype, device=like.device).exp()
     direction = torch.randn((len(frequency), d), dtype=like.dtype, device=like.device)
     direction = direction.sign() if d == 1 else nn.functional.normalize(direction, dim=-1)
     pairs = (frequency.unsqueeze(-1) * direction).repeat_interleave(2, dim=0)

@@ -21,6 +21,7 @@ from ..network import Network
 from ..numerics.linalg import broadcast_shapes
 from .marginals import log_numerator
 from .panels import Neurons, edges_and_atoms, ends
+from .shared_lines import SharedLine, with_shared_neurons
 
 _NODES = 16  # of each panel
 # Values of neurons at nodes that are held at once, which bounds memory.
@@ -331,6 +332,18 @@ def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) ->
     return where[..., used]
 
 
+def _shared_line(network: Network) -> SharedLine | None:
+    # One table for all laws of a batch, where they share neurons and base.
+    shared = with_shared_neurons(network) if network.base.event_shape.numel() == 1 else None
+    if shared is None or shared.activation.degree is not None or not is_real(shared.base.support):
+        return None
+    with torch.no_grad():
+        edges, atoms = edges_and_atoms(shared.base, _along(shared, 0, True))
+    if atoms or len(edges) != 1 or not SharedLine.fits(shared, edges[0].numel()):
+        return None
+    return SharedLine(shared, edges[0].flatten().sort().values)
+
+
 def _coordinate(network: Network, dim: int) -> Network:
     # Its base alone counts, which maps values of the coordinate to latent values and back.
     whole = network.base.event_shape.numel() == 1
@@ -350,7 +363,8 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     x = _coordinate(network, dim).to_latent(value.double())
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
-    value = line(network.latent(), dim).cdf(x)
+    latent = network.latent()
+    value = (_shared_line(latent) or line(latent, dim)).cdf(x)
     return torch.where(x.isnan(), torch.nan, value).to(dtype)
 
 
@@ -366,7 +380,8 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     network = network.to(torch.float64)
     axis = _coordinate(network, dim)
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
-    x = line(network.latent(), dim).icdf(q)
+    latent = network.latent()
+    x = (_shared_line(latent) or line(latent, dim)).icdf(q)
     if is_real(axis.latent().base.support):
         x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
     x = torch.where((q >= 0) & (q <= 1), x, torch.nan)
