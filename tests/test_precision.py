@@ -182,7 +182,11 @@ def _square() -> Rule:
 
 def _circle() -> Rule:
     angle = torch.arange(90).double() * (2 * math.pi / 90)
-    return UniformSphere(2), torch.stack([angle.cos(), angle.sin()], -1), torch.ones(90).double() / 90
+    return (
+        UniformSphere(2),
+        torch.stack([angle.cos(), angle.sin()], -1),
+        torch.ones(90).double() / 90,
+    )
 
 
 def _points() -> Rule:

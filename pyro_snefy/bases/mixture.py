@@ -110,8 +110,9 @@ class MixtureBase(FourierBase, LaplaceBase):
     def _deficits(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         # The terms of the components, (*, K, E).
         real, imag = self.evaluate(lambda base, x: base.deficit(x), omega, rank=1)
-        half = self._phase(omega) / 2
-        return self._turned(self._masses(omega), real, imag, half.cos(), half.sin())
+        half, masses = self._phase(omega) / 2, self._masses(omega).unsqueeze(-1)
+        weights = self.log_weights().exp().unsqueeze(-1)
+        return _turned(masses, weights * real, weights * imag, half.cos(), half.sin())
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         # Σ π e^{iθ} (slope + (c_k - c) φ). Offsets have the mean zero, so that deficits serve.
@@ -125,31 +126,21 @@ class MixtureBase(FourierBase, LaplaceBase):
         return real - lost[0], imag - lost[1]
 
     def pair_deficits(self, weight: Tensor) -> Pairs:
-        half, masses = self._phase(weight) / 2, self._masses(weight)
+        half, masses = self._phase(weight) / 2, self._masses(weight)[..., None, None]
+        weights = self.log_weights().exp()[..., None, None]
         # Phases of pairs by the addition theorems: n sines and cosines instead of n^2.
         cos, sin = half.cos(), half.sin()
         cc, ss, sc = _outer(cos, cos), _outer(sin, sin), _outer(sin, cos)
         cs = sc.mT
-        real_minus, imag_minus, real_plus, imag_plus = self.evaluate(
-            lambda base, x: sum(base.pair_deficits(x), ()), weight, rank=2
-        )
-        minus = self._turned(masses, real_minus, imag_minus, cc + ss, sc - cs)
-        plus = self._turned(masses, real_plus, imag_plus, cc - ss, sc + cs)
+        parts = self.evaluate(lambda base, x: sum(base.pair_deficits(x), ()), weight, rank=2)
+        real_minus, imag_minus, real_plus, imag_plus = (weights * part for part in parts)
+        minus = _turned(masses, real_minus, imag_minus, cc + ss, sc - cs)
+        plus = _turned(masses, real_plus, imag_plus, cc - ss, sc + cs)
         return (minus[0].sum(-3), minus[1].sum(-3)), (plus[0].sum(-3), plus[1].sum(-3))
 
     def _phase(self, omega: Tensor) -> Tensor:
         # θ_k = ω . (c_k - c), (*, K, E).
         return (self._centres(omega)[1].unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)
-
-    def _turned(
-        self, masses: Tensor, real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        # π (m - e^{iθ} (m - δ)) = π (δ + (m - δ) (1 - e^{iθ})), with cos and sin of θ / 2.
-        rank = real.dim() - masses.dim()
-        mass, weight = (x[(..., *(None,) * rank)] for x in (masses, self.log_weights().exp()))
-        real, imag = weight * real, weight * imag
-        rest, up, across = mass - real, 2 * sin * sin, 2 * sin * cos
-        return real + rest * up - imag * across, imag - rest * across - imag * up
 
     def log_partition(self, eta: Tensor) -> Tensor:
         (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
@@ -168,6 +159,14 @@ class MixtureBase(FourierBase, LaplaceBase):
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left.unsqueeze(-1) * right.unsqueeze(-2)
+
+
+def _turned(
+    mass: Tensor, real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    # m - e^{iθ} (m - δ) = δ + (m - δ) (1 - e^{iθ}), with cos and sin of θ / 2.
+    rest, up, across = mass - real, 2 * sin * sin, 2 * sin * cos
+    return real + rest * up - imag * across, imag - rest * across - imag * up
 
 
 def _rotated_sum(

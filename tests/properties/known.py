@@ -21,6 +21,24 @@ TINY_SIN = law(activation("Sin"), _NORMAL, tensor((1e-9,), (2e-9,)), None, tenso
 TINY_SNAKE = law(
     activation("Snake", 1.0), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5))
 )
+TINY_SIN_ON_A_BOX = law(
+    activation("Sin"),
+    base("UniformBox", tensor(-1.0), tensor(2.0)),
+    tensor((1e-6,), (2e-6,)),
+    None,
+    tensor((1.0, 0.5)),
+)
+TINY_SNAKE_ON_A_MIXTURE = law(
+    activation("Snake", 1.0),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (base("Interval", number(-1.0), number(2.0)), base("PointMass", number(3.0))),
+    ),
+    tensor((1e-6,), (2e-6,)),
+    None,
+    tensor((1.0, 0.5)),
+)
 # A part of a mixture whose weight underflows.
 MASSLESS_PART = law(
     activation("Cos"),
@@ -86,6 +104,14 @@ LINEAR = Call(
         ("activation", activation("Identity")),
         ("base", _NORMAL),
     ),
+)
+# The norm of two outputs of 1e300 overflows.
+TWO_LINES = law(
+    activation("Snake", 1.0),
+    _NORMAL,
+    tensor((1.0,), (0.5,)),
+    None,
+    tensor((1.0, 2.0), (0.5, -1.0)),
 )
 # Rates that no count in int64 reaches: e^45, alone and in a batch.
 HUGE_RATE = law(

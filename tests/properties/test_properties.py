@@ -63,7 +63,8 @@ def _amplification(law: SNEFY, x: Tensor) -> Tensor:
         z = z - z.amax(-1, keepdim=True)  # the ratio does not change
     neurons = law.activation(z)
     matrix: Any = law.gram if law.readout is None else law.readout
-    neurons, size = neurons.to(matrix.dtype), neurons.abs() @ matrix.abs().mT
+    size = neurons.abs() @ matrix.abs().mT
+    neurons, matrix = (x.to(torch.result_type(neurons, matrix)) for x in (neurons, matrix))
     if law.readout is None:
         square = ((neurons @ matrix.mT) * neurons.conj()).sum(-1).real
         size = (size * neurons.abs()).sum(-1)
@@ -98,6 +99,8 @@ def _poles_are_weak(law: SNEFY) -> bool:
 @example(known.NESTED_ATOMS, 0)
 @example(known.TINY_SIN, 0)
 @example(known.TINY_SNAKE, 0)
+@example(known.TINY_SIN_ON_A_BOX, 0)
+@example(known.TINY_SNAKE_ON_A_MIXTURE, 0)
 def test_mass_is_one(description: Call, seed: int) -> None:
     """log Z is the logarithm of the integral, unless the square itself cancels.
 
@@ -329,6 +332,7 @@ def test_moments(description: Call, seed: int) -> None:
         raise
     assert mean.isfinite().all(), f"mean {mean}"
     assert (variance >= 0).all(), f"variance {variance}"
+    assume(_poles_are_weak(law))
     d = len(mean)
 
     def powers(x: Tensor) -> Tensor:
@@ -514,6 +518,7 @@ def test_bad_arguments(case: tuple[Call, str, float], seed: int) -> None:
 
 @given(laws(batch=()), seeds, st.sampled_from([math.inf, -math.inf, math.nan, 1e300, -1e300]))
 @example(known.LINEAR, 0, 1e300)
+@example(known.TWO_LINES, 0, 1e300)
 def test_bad_events(description: Call, seed: int, bad: float) -> None:
     """Outside the support: an error with validation, and minus infinity without."""
     law = _law(description)
