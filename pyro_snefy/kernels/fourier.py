@@ -209,16 +209,16 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     frequency = activation.wave_frequency
     white = base.whiten(weight)
     small = frequency / math.sqrt(2) * white
-    phase, half = small @ small.mT, (small * small).sum(-1)  # P / 2, and its diagonal
+    phase = small @ small.mT  # P / 2
+    half = phase.diagonal(dim1=-2, dim2=-1)
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
-    outer = decay.unsqueeze(-1) * decay.unsqueeze(-2)
     # Roots of e^{+-P - (P_ii + P_jj) / 2} / 2 f^2. The square of their difference has the digits
-    # that cosh P - 1 would lose.
+    # that cosh P - 1 would lose. Their product is e_i e_j / 2 f^2.
     half = torch.rsub(half, math.log(math.sqrt(2) * frequency) / 2, alpha=-0.5)
     both = half.unsqueeze(-1) + half.unsqueeze(-2)
     up, down = cutoff_exp(torch.stack([phase, -phase]) - both).unbind()
     difference = up - down
-    odd = torch.sub(difference * (up + down), outer * phase, alpha=2.0)
+    odd = torch.sub(difference * (up + down), up * down * phase, alpha=4.0)
     blocks = {(0, 0): difference * difference, (1, 1): odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:

@@ -111,8 +111,7 @@ def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
     # The threshold stops the gradient where x is not positive. The second logarithm, of zero or
     # one, makes the value infinite there; unlike torch.where it takes no part in the gradient.
-    log = torch.nn.functional.threshold(x, 0.0, 1.0).log()
-    return log + x.detach().relu().sign().log()
+    return torch.threshold(x, 0.0, 1.0).log() + x.detach().relu().sign().log()
 
 
 def safe_logsumexp(x: Tensor) -> Tensor:
