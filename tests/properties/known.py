@@ -63,6 +63,19 @@ STEEP_FLOAT32 = law(
     tensor(1e5, dtype="float32"),
     tensor((1.0,), dtype="float32"),
 )
+# A gram of rank one that float32 rounds, so that it has eigenvalues below zero.
+_ROW = (0.1257, -0.1321, 0.6404, 0.1049)
+GRAM_OF_ROWS = Call(
+    "SNEFY",
+    (),
+    (
+        ("weight", tensor((0.001257,), (-0.001321,), (0.006404,), (0.001049,), dtype="float32")),
+        ("bias", tensor(_ROW, (-0.5357, 0.3616, 1.304, 0.9471), dtype="float32")),
+        ("gram", tensor(*(tuple(a * b for b in _ROW) for a in _ROW), dtype="float32")),
+        ("activation", activation("Cos")),
+        ("base", base("UniformCube", 1)),
+    ),
+)
 PLAIN = law(
     activation("Cos"),
     _NORMAL,
