@@ -64,14 +64,27 @@ STEEP_FLOAT32 = law(
     tensor((1.0,), dtype="float32"),
 )
 # A gram of rank one that float32 rounds, so that it has eigenvalues below zero.
-_ROW = (0.1257, -0.1321, 0.6404, 0.1049)
 GRAM_OF_ROWS = Call(
     "SNEFY",
     (),
     (
         ("weight", tensor((0.001257,), (-0.001321,), (0.006404,), (0.001049,), dtype="float32")),
-        ("bias", tensor(_ROW, (-0.5357, 0.3616, 1.304, 0.9471), dtype="float32")),
-        ("gram", tensor(*(tuple(a * b for b in _ROW) for a in _ROW), dtype="float32")),
+        (
+            "bias",
+            tensor(
+                (0.1257, -0.1321, 0.6404, 0.1049), (-0.5357, 0.3616, 1.304, 0.9471), dtype="float32"
+            ),
+        ),
+        (
+            "gram",
+            tensor(
+                (0.015800489112734795, -0.016604969277977943, 0.08049827814102173, 0.01318593),
+                (-0.016604969277977943, 0.01745041087269783, -0.08459684252738953, -0.01385729),
+                (0.08049827814102173, -0.08459684252738953, 0.4101121425628662, 0.06717796),
+                (0.01318593043833971, -0.013857290148735046, 0.06717795878648758, 0.01100401),
+                dtype="float32",
+            ),
+        ),
         ("activation", activation("Cos")),
         ("base", base("UniformCube", 1)),
     ),
