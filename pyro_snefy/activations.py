@@ -360,7 +360,7 @@ class ReLU(GaussianActivation):
         return z.relu().pow(self.power)
 
     def features(self, z: Tensor) -> Features:
-        return super().features(z) if self.power < 3 else _scaled_features(self, z, self.power)
+        return super().features(z) if self.power == 1 else _scaled_features(self, z, self.power)
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,9 @@ class Network:
         half = bias.dtype not in (torch.float32, torch.float64)
         # torch.autocast would take products in float32 for products in half precision.
         half = half or torch.is_autocast_enabled(bias.device.type)
-        if half or not neurons.takes_float32:
+        # The rounding of a gram in float32 leaves eigenvalues below zero, and no Cholesky factor.
+        wide = isinstance(form, Gram) or not neurons.takes_float32
+        if half or wide:
             bias, form = bias.double(), form.to(torch.float64)
         elif bias.dim() == 1:
             bias = bias.double()

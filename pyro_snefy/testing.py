@@ -18,7 +18,6 @@ from .bases import (
     DirichletFamily,
     Discrete,
     FourierBase,
-    GammaFamily,
     Interval,
     LaplaceBase,
     Mixture,
@@ -30,7 +29,8 @@ from .bases import (
 from .bases.mixture import BatchedMixture
 from .constraints import is_real, unit_sphere
 from .distributions import SNEFY
-from .kernels import closed_form, kernel
+from .kernels import closed_form
+from .network import Network
 
 Function = Callable[[Tensor], Tensor]
 # Events and the logarithm of the volume element, from parameters with shape (N, p).
@@ -286,11 +286,6 @@ def _length(block: _Block) -> int:
 
 
 @_regions.register
-def _(base: GammaFamily, neurons: _Neurons) -> list[_Region]:
-    return [[_Block([_log_ladder(*_peaks(base, neurons))], _exponential, None, Tensor.log)]]
-
-
-@_regions.register
 def _(base: Product, neurons: _Neurons) -> list[_Region]:
     weights = neurons.weight.split(base.statistics, dim=-1)
     regions: list[_Region] = [[]]
@@ -348,12 +343,7 @@ def _events(region: _Region, u: Tensor) -> tuple[Tensor, Tensor]:
             log_volume, start, x = log_volume + more, stop, x.unsqueeze(0)
         pieces.append(x)
     shape = (combinations, len(u))
-    pieces = [
-        piece.repeat(combinations // len(piece), 1, 1).expand(*shape, piece.shape[-1])
-        if len(piece) == 1
-        else piece.expand(*shape, piece.shape[-1])
-        for piece in pieces
-    ]
+    pieces = [piece.expand(*shape, piece.shape[-1]) for piece in pieces]
     return torch.cat(pieces, -1), log_volume
 
 
@@ -509,20 +499,14 @@ def integrate(
     return total, error
 
 
-def _draws(base: Base, like: Tensor) -> tuple[Tensor, Tensor]:
-    # Events of a base over its total mass, and the mass.
-    inner: Any = base
-    layers = [base]
-    while (latent := inner.latent(like)) is not inner:
-        inner = latent
-        layers.append(inner)
-    events = inner.sample_member(like.new_zeros((_DRAWS, inner.num_statistics)))
-    for layer in reversed(layers):
-        events = layer.event(events)
-    mass = inner.mass(like) if isinstance(inner, FourierBase) else None
-    if mass is None:
-        mass = inner.log_partition(like.new_zeros((1, inner.num_statistics))).exp().squeeze()
-    return events, mass
+def _draws(network: Network) -> tuple[Tensor, Tensor]:
+    # Events of the base over its total mass, and the mass.
+    base: Any = network.latent().base
+    zeros = network.weight.new_zeros((_DRAWS, base.num_statistics))
+    events = network.from_latent(base.sample_member(zeros))
+    if isinstance(base, FourierBase):
+        return events, base.mass(zeros)
+    return events, base.log_partition(zeros[:1]).exp().squeeze()
 
 
 class _Check:
@@ -580,7 +564,7 @@ class _Check:
             pass
         mass = torch.ones((), dtype=torch.float64)
         if events is None:
-            events, mass = _draws(self.base.map(Tensor.double), law.weight)
+            events, mass = _draws(law._network)
         elif isinstance(self.base, FourierBase):
             mass = self.base.mass(law.weight)
         z = self.base.statistic(events) @ law.weight.mT
@@ -598,11 +582,7 @@ class _Check:
 
     def matrix(self, law: SNEFY) -> None:
         """The kernel is a matrix of inner products: symmetric, without negative eigenvalues."""
-        latent: Any = law.base
-        while (inner := latent.latent(law.weight)) is not latent:
-            latent = inner
-        bias = torch.zeros_like(law.weight[..., 0]) if law.bias is None else law.bias
-        _, matrix = kernel(self.activation, latent, law.weight).matrix(bias)
+        _, matrix = law._network.kernel().matrix(law._network.bias)
         wrong = float((matrix - matrix.mT).abs().amax() / matrix.abs().amax())
         if not wrong <= 1e-10:
             self.fail(f"the kernel is not symmetric: relative difference {wrong:.2g}. {_show(law)}")
@@ -706,7 +686,8 @@ def check_kernel(
     - The density integrates to one, :math:`\int p(x) \, dx = 1`. This is by quadrature where
       there are at most two continuous coordinates. Otherwise :math:`Z` is held against the mean
       of :math:`\|V \sigma(W t(x) + b)\|^2` over draws of the base, within five standard errors,
-      which a right kernel exceeds once in 1.7 million checks.
+      which a right kernel exceeds once in 1.7 million checks. With 100,000 draws, an error of
+      1.6 % of the standard deviation of the squares is seen half of the time.
     - The kernel :math:`K_{ij} = \int \sigma_i \sigma_j \, d\mu` is symmetric and positive
       semi-definite.
     - Members of a batch are what they are alone, whichever arguments have batch dimensions.

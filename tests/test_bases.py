@@ -249,6 +249,8 @@ def test_partial_of_a_standardized_base() -> None:
 
 # Draws of a member of the exponential family, tested by their statistics --------------------------
 
+# Means are held to 4.5 standard errors: 7e-6 is the rate of false alarms, and an error of 0.0225
+# standard deviations is seen half of the time.
 COUNT = 40_000
 
 
@@ -307,7 +309,10 @@ def test_squares_tilt_the_base(name: str) -> None:
 @pytest.mark.parametrize("kappa", [0.0, 0.5, 10.0, 1e4])
 @pytest.mark.parametrize("d", [2, 3, 10])
 def test_von_mises_fisher(d: int, kappa: float) -> None:
-    """The cosine to the axis against its density, integrated numerically."""
+    """The cosine to the axis against its density, integrated numerically.
+
+    1e-4 is the rate of false alarms; a distance of 0.016 between distribution functions is seen.
+    """
     torch.manual_seed(0)
     axis = torch.nn.functional.normalize(torch.randn(d, dtype=F64), dim=0)
     x = bases.UniformSphere(d).sample_member((kappa * axis).expand(20_000, -1))

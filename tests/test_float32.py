@@ -8,7 +8,18 @@ import torch
 from torch import Tensor
 
 from pyro_snefy import SNEFY, bases
-from pyro_snefy.activations import Activation, Cos, Erf, Exp, Identity, ReLU, Sin, Snake
+from pyro_snefy.activations import (
+    GELU,
+    Activation,
+    Cos,
+    Erf,
+    Exp,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    Sin,
+    Snake,
+)
 from tests import oracle
 from tests.cases import KINDS, Case, events
 
@@ -217,6 +228,44 @@ def test_large_readouts_of_lines_do_not_overflow() -> None:
     expected = 2 * np.log(abs(x)) - x**2 / 2 - np.log(2 * np.pi) / 2
     log_prob = d.log_prob(torch.tensor(x, dtype=torch.float32))
     np.testing.assert_allclose(log_prob.numpy(), expected, rtol=1e-6, atol=3e-5)
+
+
+LINES = [Identity(), Snake(), Snake(2.0, offset=False), ReLU(), LeakyReLU(), GELU()]
+
+
+@pytest.mark.parametrize("scale", [1e35, 1e-35])
+@pytest.mark.parametrize("activation", LINES, ids=str)
+def test_readouts_of_any_scale(activation: Activation, scale: float) -> None:
+    """The scale of a readout with two rows has no effect, where its products leave float32 too."""
+    weight, readout = torch.tensor([[1.0], [0.5]]), torch.tensor([[1.0, 2.0], [0.5, -1.0]])
+    d = SNEFY(weight, None, scale * readout, activation=activation)
+    exact = SNEFY(weight.double(), None, readout.double(), activation=activation)
+    x = torch.tensor([[1e-3], [0.5], [1e4], [-1e4]], requires_grad=True)
+    found, expected = d.log_prob(x), exact.log_prob(x.double())
+    torch.testing.assert_close(found, expected.float(), rtol=1e-6, atol=1e-4)
+    dead = expected == -torch.inf
+    slopes = torch.autograd.grad(found[~dead].sum(), x)[0]
+    wide = torch.autograd.grad(expected[~dead].sum(), x)[0]
+    torch.testing.assert_close(slopes, wide, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["readout", "gram"])
+@pytest.mark.parametrize("dtype, far", [(torch.float64, 1e300), (torch.float32, 1e37)], ids=str)
+@pytest.mark.parametrize("activation", [*LINES, ReLU(2), ReLU(3)], ids=str)
+def test_squares_beyond_the_largest_number(
+    activation: Activation, dtype: torch.dtype, far: float, form: str
+) -> None:
+    r"""Far out a neuron is w^p x^p: log ||V w^p||^2 + 2 p log x is finite where x^{2p} is not."""
+    weight = torch.tensor([[1.0], [0.5]], dtype=dtype)
+    readout = torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=dtype)
+    matrix = {"readout": readout, "gram": readout.mT @ readout}[form]
+    d = SNEFY(weight, None, activation=activation, **{form: matrix})
+    x = torch.tensor([far], dtype=dtype)
+    assert d.log_prob(x) == -torch.inf
+    power = activation.degree or 1
+    line = readout.double().numpy() @ weight.double().numpy() ** power
+    expected = np.log((line**2).sum()) + 2 * power * np.log(float(x))
+    assert float(d._network.log_square(x)) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("activation", [Cos(), Sin(), Snake(1.5), Identity()], ids=str)

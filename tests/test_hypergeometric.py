@@ -12,12 +12,13 @@ from torch.distributions import Distribution
 from pyro_snefy.numerics.hypergeometric import (
     _gauss_rule,
     _hankel_expansion,
+    hyp0f1_deficit,
     hyp0f1_oscillating,
     log_hyp0f1,
 )
 
 DIMENSIONS = (2, 3, 4, 5, 10, 30, 50, 100)
-FUNCTIONS = (log_hyp0f1, hyp0f1_oscillating)
+FUNCTIONS = (log_hyp0f1, hyp0f1_oscillating, hyp0f1_deficit)
 
 Transform = Callable[[float, Tensor], Tensor]
 
@@ -137,6 +138,23 @@ def test_oscillating_accuracy(dim: int):
     assert absolute_error(value, reference_oscillating, order, y).max() < 1e-14
     assert absolute_error(first, slope, order, y).max() < 1e-14 / (4 * order)
     assert absolute_error(second, curvature, order, y).max() < 1e-14 / (16 * order)
+
+
+@pytest.mark.parametrize("dim", DIMENSIONS)
+def test_deficit_accuracy(dim: int):
+    order = dim / 2
+    y = torch.cat([oscillating_grid(order), torch.logspace(-300, -1, 30, dtype=torch.float64)])
+    y = y[y > 0]
+
+    def reference(order: float, x: float) -> mpmath.mpf:
+        if x < 1e-30:
+            return mpmath.mpf(x) / (4 * order)
+        with mpmath.workdps(80):
+            return 1 - reference_oscillating(order, x)
+
+    value, first, _ = derivatives(hyp0f1_deficit, order, y)
+    assert relative_error(value, reference, order, y).max() < 2e-14
+    assert torch.equal(first, -derivatives(hyp0f1_oscillating, order, y)[1])
 
 
 @pytest.mark.parametrize("dim", DIMENSIONS)

@@ -45,7 +45,10 @@ def _joint(name: str, activation: Cos | Exp | Snake) -> SNEFY:
 def test_missing_coordinates_follow_their_conditional_law(
     name: str, activation: Cos | Exp | Snake
 ) -> None:
-    """One coordinate missing: its draws against the distribution function given the others."""
+    """One coordinate missing: its draws against the distribution function given the others.
+
+    1e-4 is the rate of false alarms; a distance of 0.035 between distribution functions is seen.
+    """
     joint = _joint(name, activation)
     row = joint.sample().tolist()
     value = torch.tensor([row[0], NAN, row[2]], dtype=F64)
@@ -80,6 +83,7 @@ def test_a_batch_of_laws() -> None:
 
 
 def test_nothing_observed_is_a_draw_of_the_joint_law() -> None:
+    """False alarms: 2e-5 for three means; an error of 0.064 standard deviations is seen."""
     joint = _joint("diagonal", Snake(1.0))
     x = joint.partially_observed().impute(torch.full((5000, 3), NAN, dtype=F64))
     error = (joint.variance / 5000).sqrt()

@@ -94,7 +94,11 @@ def _nuts(model: Callable[[], None], start: Tensor, draws: int = 100) -> dict[st
 
 @pytest.mark.parametrize("name", LATENTS)
 def test_nuts_on_a_latent(name: str) -> None:
-    """First and second moments of the posterior, within Monte Carlo error."""
+    """First and second moments of the posterior, within Monte Carlo error.
+
+    7e-6 is the rate of false alarms of each of the six. An error of 4.5 standard errors is seen
+    half of the time: 0.45 standard deviations if 100 draws were independent.
+    """
     draw = LATENTS[name][2]
     model = _model(name)
     if name == "sphere":
@@ -194,6 +198,11 @@ def _conjugate(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def test_nuts_over_weights() -> None:
+    """The conjugate posterior: 150 draws that are worth 40 or more.
+
+    6e-5 is the rate of false alarms of the mean, and an error of 0.63 standard deviations is seen
+    half of the time. Standard deviations of 40 draws leave the range once in 300 times.
+    """
     x = 1.5 + torch.randn(20)
     mcmc = MCMC(
         NUTS(_rows(_location(2.0)), max_plate_nesting=1),

@@ -133,7 +133,10 @@ def test_family_as_a_likelihood() -> None:
 
 
 def test_predictions_of_a_conditional_family() -> None:
-    """A likelihood that is a SNEFY: draws of it are calibrated, and ArviZ can draw them."""
+    """A likelihood that is a SNEFY: draws of it are calibrated, and ArviZ can draw them.
+
+    1e-3 is the rate of false alarms of each test; a distance of 0.14 from calibration is seen.
+    """
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
     x = torch.linspace(-1, 1, 200).unsqueeze(-1)
     likelihood = conditional_snefy(base, 1, hidden_dim=8, readout_dim=4, hidden_dims=(16,))

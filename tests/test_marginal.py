@@ -206,6 +206,7 @@ def test_marginal_against_quadrature(activation: Activation, name: str) -> None:
 
 
 def test_marginal_of_the_cube_against_monte_carlo() -> None:
+    """False alarms: 6e-5; an error of 0.006 standard deviations of the joint density is seen."""
     joint = _joint(Cos(), "UniformCube")
     rest = torch.rand(400_000, 2, **DOUBLE)
     x = torch.cat([torch.full((len(rest), 1), 0.3, **DOUBLE), rest], dim=-1)

@@ -301,6 +301,10 @@ def test_total_mass(act: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", LAWS)
 def test_monte_carlo(name: str) -> None:
+    """30,000 draws, to five standard errors: 6e-7 is the rate of false alarms of one entry.
+
+    An error of 0.03 standard deviations of the products is seen half of the time.
+    """
     law, mass, sample = LAWS[name]
     n = 30_000
     t = sample(np.random.default_rng(1), n)

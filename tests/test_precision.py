@@ -1,6 +1,7 @@
 """Training in mixed precision, and on another device than the default one."""
 
 import copy
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,9 +14,22 @@ from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, conditional_snefy, fit, snefy
 from pyro_snefy.activations import Activation, Cos, Exp, Sin, Snake
-from pyro_snefy.bases import Gaussian, GaussianMixture, NormalFamily, UniformBox, UniformSphere
+from pyro_snefy.bases import (
+    Base,
+    Discrete,
+    Gaussian,
+    GaussianMixture,
+    Interval,
+    Mixture,
+    NormalFamily,
+    PointMass,
+    Product,
+    UniformBox,
+    UniformSphere,
+)
 from pyro_snefy.network import Network
 
+Rule = tuple[Base, Tensor, Tensor]  # a base, nodes in its support, and their masses
 WIDE = (torch.float32, torch.float64)
 
 
@@ -151,10 +165,76 @@ def test_svi_with_subsampling_on_another_default_device() -> None:
     assert all(torch.tensor(losses).isfinite())
 
 
+def _double(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _segment(low: float, high: float) -> tuple[Tensor, Tensor]:
+    nodes, weights = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(60))
+    return (low + high + (high - low) * nodes) / 2, weights / 2
+
+
+def _square() -> Rule:
+    (x, p), (y, q) = _segment(-1, 2), _segment(0.5, 1)
+    base = UniformBox(_double(-1, 0.5), _double(2, 1))
+    return base, torch.cartesian_prod(x, y), torch.cartesian_prod(p, q).prod(-1)
+
+
+def _circle() -> Rule:
+    angle = torch.arange(90).double() * (2 * math.pi / 90)
+    return (
+        UniformSphere(2),
+        torch.stack([angle.cos(), angle.sin()], -1),
+        torch.ones(90).double() / 90,
+    )
+
+
+def _points() -> Rule:
+    points, masses = _double(-1, 0.3, 2), _double(0.5, 1, 2)
+    return Discrete(points, masses), points.unsqueeze(-1), masses
+
+
+def _parts() -> Rule:
+    x, p = _segment(1, 4)
+    z, q = (torch.from_numpy(x) for x in np.polynomial.hermite_e.hermegauss(180))
+    normal = Gaussian(*_double(-2, 0.5), event_dim=0)
+    base = Mixture(
+        torch.zeros(3).double(), [Interval(*_double(1, 4)), normal, PointMass(_double(0.5)[0])]
+    )
+    nodes = torch.cat([x, 0.5 * z - 2, _double(0.5)]).unsqueeze(-1)
+    return base, nodes, torch.cat([3 * p, q / q.sum(), _double(1)]) / 3
+
+
+def _pairs() -> Rule:
+    (first, x, p), (second, y, q) = _parts(), _points()
+    nodes = torch.cat([x.repeat_interleave(3, 0), y.repeat(len(x), 1)], -1)
+    return Product([first, second]), nodes, torch.cartesian_prod(p, q).prod(-1)
+
+
+@pytest.mark.parametrize("rule", [_square, _circle, _points, _parts, _pairs])
+@pytest.mark.parametrize("activation", [Sin(), Snake(1.0), Snake(3.0)], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6, 1e-9])
+def test_waves_of_tiny_weights_on_other_bases(
+    activation: Activation, scale: float, rule: Callable[[], Rule]
+) -> None:
+    """log Z against the sum of squares of a quadrature rule, which does not cancel."""
+    torch.manual_seed(0)
+    base, nodes, masses = rule()
+    weight = scale * torch.randn(3, nodes.shape[-1]).double()
+    readout = torch.randn(2, 3).double()
+    squares = (activation(nodes @ weight.mT) @ readout.mT).square().sum(-1)
+    expected = (masses * squares).sum().log()
+    law = SNEFY(weight, None, readout, activation=activation, base=base)
+    assert law.condition_number < 100
+    rows = SNEFY(weight, torch.zeros(2, 3).double(), readout, activation=activation, base=base)
+    for found in (law.log_normalizer, *rows.log_normalizer):
+        assert_close(found, expected, rtol=1e-13, atol=1e-12)
+
+
 @pytest.mark.parametrize("activation", [Sin(), Snake(1.0), Snake(3.0)], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6, 1e-8])
 def test_tiny_weights_without_bias(activation: Activation, scale: float) -> None:
-    """Densities integrate to one up to κ eps. On normal laws κ is small, on boxes it is not."""
+    """Densities integrate to one up to κ eps. κ is small on normal laws."""
     torch.manual_seed(0)
     weight, readout = scale * torch.randn(3, 1).double(), torch.randn(2, 3).double()
     one = torch.ones(1).double()

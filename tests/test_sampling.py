@@ -1,4 +1,11 @@
-"""Draws of every pair against their densities, and the envelopes that they are drawn under."""
+"""Draws of every pair against their densities, and the envelopes that they are drawn under.
+
+Tests of p-values against FAILURE have this rate of false alarms; `tests/fit.py` says which errors
+each of them sees. Kolmogorov-Smirnov tests see a distance of 0.022 between distribution functions
+with 10,000 draws, and 0.016 with 20,000. A mean that is held to k standard errors has a rate of
+false alarms of 6e-5 with k = 4 and 7e-6 with k = 4.5, and an error of k standard errors is seen
+half of the time.
+"""
 
 import math
 from collections.abc import Iterator
@@ -40,7 +47,7 @@ from pyro_snefy.sampling.envelope import log_majorizer
 from pyro_snefy.sampling.samplers import NeuronSampler, PairSampler, Sampler
 from pyro_snefy.sampling.sequential import sample_sequentially
 from tests.cases import CASES, KINDS, LOC, LOCS, LOGITS, SCALE, SCALES, TRIL, Case, _t, events
-from tests.fit import FAILURE, LEVELS, fit, neighbours, pooled, quantile_bins
+from tests.fit import FAILURE, LEVELS, fit, gaps, neighbours, pooled, quantile_bins
 
 F64 = torch.float64
 
@@ -68,6 +75,7 @@ def _count(case: Case, d: SNEFY) -> int:
 
 
 def _assert_moments(d: SNEFY, x: Tensor) -> None:
+    """Within four standard errors: 0.028 standard deviations with 20,000 draws, else 0.018."""
     with suppress(NotImplementedError):
         mean, variance = d.mean, d.variance
         deviation = (x - mean).square()
@@ -378,6 +386,15 @@ def test_trained() -> None:
 # -------------------------------------------------------------------------- tests of the tests
 
 
+@pytest.mark.parametrize("error", [0.3, 0.9])
+def test_a_wrong_shape_is_seen(error: float) -> None:
+    """However large the error is: densities that are wrong by 1 + e and 1 - e."""
+    x = torch.rand(50_000, dtype=F64)
+    probs = torch.ones_like(x)
+    assert gaps(x, probs) > FAILURE
+    assert gaps(x, probs + error * (x - 0.5).sign()) < FAILURE
+
+
 @pytest.mark.parametrize("d", [1, 2])
 @pytest.mark.parametrize("shift", [-0.05, 0.05])
 def test_a_wrong_normalizer_is_seen(d: int, shift: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -602,7 +619,7 @@ ACCEPTED += ["Exp-Gaussian", "Exp-UniformSphere", "Exp-GammaFamily", "Exp-Poisso
 def test_acceptance_rate(
     name: str, batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closed forms against simulation, within four standard errors."""
+    """Closed forms against 40,000 proposals, within four standard errors: at most 0.01."""
     case = Case(*name.split("-"))
     _seed(name, batch)
     law = case.distribution(batch=batch)
@@ -613,7 +630,11 @@ def test_acceptance_rate(
 
 
 def test_acceptance_rate_of_mixtures() -> None:
-    """Tries per draw are those of the components, weighted by their shares of the mass."""
+    """Tries per draw are those of the components, weighted by their shares of the mass.
+
+    Acceptances of 0.3 or more have standard errors of at most 0.5 % with 100,000 proposals: 3 %
+    are six of them, with a rate of false alarms of 2e-9. An error of 3 % is seen half of the time.
+    """
     law = Case("Cos", "GaussianMixture").distribution()
     _, engine = exact.prepare(law._network)
     assert isinstance(engine, samplers.MixtureSampler)
@@ -839,7 +860,10 @@ def _cancelling(base: Base, difference: float, activation: Activation = Cos()) -
 @pytest.mark.parametrize("activation", [Cos(), Exp(), ReLU()], ids=str)
 @pytest.mark.parametrize("d", [1, 2])
 def test_hopeless_acceptance(d: int, activation: Activation) -> None:
-    """Draws are exact where nothing would be accepted: here of the derivative of a neuron."""
+    """Draws are exact where nothing would be accepted: here of the derivative of a neuron.
+
+    Three means to four standard errors, 0.09 standard deviations with 2000 draws and 0.23 with 300.
+    """
     base = bases.Gaussian(torch.zeros(d, dtype=F64), torch.ones(d, dtype=F64))
     law = _cancelling(base, 1e-4, activation)
     assert float(law.acceptance_rate) < 1e-7
@@ -951,7 +975,10 @@ def test_nothing_can_be_afforded(activation: Activation) -> None:
 
 
 def test_small_acceptance_on_the_sphere() -> None:
-    """Slow, but not hopeless: there is no other way."""
+    """Slow, but not hopeless: there is no other way.
+
+    Two means of 200 draws to four standard errors, which are 0.28 standard deviations.
+    """
     law = _cancelling(bases.UniformSphere(3), 0.09)
     assert 1e-5 < float(law.acceptance_rate) < 1e-3
     x = law.sample((200,))
@@ -1000,7 +1027,10 @@ SEQUENTIAL: dict[str, tuple[Base, Activation]] = {
 
 @pytest.mark.parametrize("name", SEQUENTIAL)
 def test_one_coordinate_after_the_other(name: str) -> None:
-    """Inversion and rejection draw from the same law, which is that of the marginals."""
+    """Inversion and rejection draw from the same law, which is that of the marginals.
+
+    Of 1500 draws, a distance of 0.06 between distribution functions is seen, of 300 draws 0.13.
+    """
     _seed(name)
     base, activation = SEQUENTIAL[name]
     weight, bias, readout = _randn(4, base.num_statistics) * 0.7, _randn(4), _randn(2, 4)

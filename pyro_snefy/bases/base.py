@@ -37,7 +37,7 @@ TensorLike = Tensor | float | Sequence[Any]  # what torch.as_tensor takes
 
 def cutoff_exp(x: Tensor) -> Tensor:
     r"""Returns :math:`e^{\max(x, -100)}`, which differs from :math:`e^x` by at most 4e-44."""
-    return torch.nn.functional.threshold(x, CUTOFF, CUTOFF).exp()
+    return torch.threshold(x, CUTOFF, CUTOFF).exp()
 
 
 def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:

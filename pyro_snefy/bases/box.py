@@ -10,7 +10,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..constraints import intervals
-from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..numerics.hypergeometric import hyp0f1_deficit, hyp0f1_oscillating, log_hyp0f1
 from ..numerics.linalg import broadcast_shapes
 from ..numerics.rejection import choose
 from .base import Base, Partial, TensorField, TensorLike, as_parameters
@@ -84,6 +84,15 @@ class UniformBox(_Bounded, FourierBase, LaplaceBase):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         # sin(x) / x = 0F1(3/2; -x^2 / 4), which is smooth in x^2 with all its derivatives.
         return _product(hyp0f1_oscillating(1.5, (omega * self._half()).square())), None
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        # 1 - (1 - a) (1 - b) = a + b (1 - a), one coordinate after the other.
+        total, *others = hyp0f1_deficit(1.5, (omega * self._half()).square()).unbind(-1)
+        for own in others:
+            total = total + own * (1 - total)
+        return total, None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         half = self._half()

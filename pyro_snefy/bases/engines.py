@@ -2,7 +2,7 @@ r"""What a base supplies to the Fourier and to the Laplace engine."""
 
 __all__ = ["FourierBase", "LaplaceBase", "Pairs"]
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ class FourierBase(Base):
         (tensor([1.]), None)
     """
 
+    deficit_cancels: ClassVar[bool] = True  # whether :meth:`deficit` loses digits of a small ω
+
     def mass(self, like: Tensor) -> Tensor:
         r"""The total mass :math:`\mu(\Omega)`, with shape :math:`(*)`."""
         return like.new_ones(())
@@ -57,14 +59,23 @@ class FourierBase(Base):
         r"""The pair :math:`-i \nabla \varphi(\omega)`, with shape :math:`(*, E, D)`."""
         raise NotImplementedError
 
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
-        r"""The pairs :math:`\varphi(w_i \mp w_j)`, with shape :math:`(*, n, n)`; minus is first."""
+    def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        r"""The pair :math:`\varphi(0) - \varphi(\omega)`, with shape :math:`(*, E)`.
+
+        A base that supplies a form without cancellation, for small :math:`\omega`, says so in
+        :attr:`deficit_cancels`.
+        """
+        real, imag = self.characteristic(omega)
+        return self.mass(omega).unsqueeze(-1) - real, None if imag is None else -imag
+
+    def pair_deficits(self, weight: Tensor) -> Pairs:
+        r"""The :meth:`deficit` at :math:`w_i \mp w_j`, of shape :math:`(*, n, n)`; minus first."""
         left, right = weight.unsqueeze(-2), weight.unsqueeze(-3)
         return self._at_pairs(left - right), self._at_pairs(left + right)
 
     def _at_pairs(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         sizes = omega.shape[-3:-1]
-        real, imag = self.characteristic(omega.flatten(-3, -2))
+        real, imag = self.deficit(omega.flatten(-3, -2))
         return real.unflatten(-1, sizes), None if imag is None else imag.unflatten(-1, sizes)
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:

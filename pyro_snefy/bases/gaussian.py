@@ -138,9 +138,14 @@ class Gaussian(FourierBase, LaplaceBase):
         real, _ = self.characteristic(omega)
         return None, real.unsqueeze(-1) * self._times_covariance(omega)
 
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return -torch.expm1(-self.whiten(omega).square().sum(-1) / 2), None
+
+    def pair_deficits(self, weight: Tensor) -> Pairs:
         square, diagonal = self._split(weight)
-        return (cutoff_exp(square - diagonal), None), (cutoff_exp(-square - diagonal), None)
+        return (-torch.expm1(square - diagonal), None), (-torch.expm1(-square - diagonal), None)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         mean = self.mean(eta).unsqueeze(-2)

@@ -98,38 +98,49 @@ class MixtureBase(FourierBase, LaplaceBase):
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
-        _, offsets, _ = self._centres(omega)
-        phase = (offsets.unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)  # (*, K, E)
-        weights = self.log_weights().exp().unsqueeze(-1)
+        phase, weights = self._phase(omega), self.log_weights().exp().unsqueeze(-1)
         return _rotated_sum(weights * real, weights * imag, phase.cos(), phase.sin(), dim=-2)
 
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
-        real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
-        slope_real, slope_imag = self.evaluate(
-            lambda base, x: base.characteristic_moment(x), omega, rank=2
-        )
-        offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
-        phase = (offsets * omega.unsqueeze(-3)).sum(-1, keepdim=True)  # (*, K, E, 1)
-        weights = self.log_weights().exp()[..., None, None]
-        real = weights * (slope_real + offsets * real.unsqueeze(-1))
-        imag = weights * (slope_imag + offsets * imag.unsqueeze(-1))
-        return _rotated_sum(real, imag, phase.cos(), phase.sin(), dim=-3)
+    deficit_cancels = False  # unless a component's does
 
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
-        _, offsets, _ = self._centres(weight)
-        phase = (offsets.unsqueeze(-2) * weight.unsqueeze(-3)).sum(-1)  # (*, K, n)
+    def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        real, imag = self._deficits(omega)
+        return real.sum(-2), imag.sum(-2)
+
+    def _deficits(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # The terms of the components, (*, K, E).
+        real, imag = self.evaluate(lambda base, x: base.deficit(x), omega, rank=1)
+        half, masses = self._phase(omega) / 2, self._masses(omega).unsqueeze(-1)
+        weights = self.log_weights().exp().unsqueeze(-1)
+        return _turned(masses, weights * real, weights * imag, half.cos(), half.sin())
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
+        # Σ π e^{iθ} (slope + (c_k - c) φ). Offsets have the mean zero, so that deficits serve.
+        slopes = self.evaluate(lambda base, x: base.characteristic_moment(x), omega, rank=2)
+        offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
+        phase = self._phase(omega).unsqueeze(-1)  # (*, K, E, 1)
+        weights = self.log_weights().exp()[..., None, None]
+        real, imag = (weights * slope for slope in slopes)
+        real, imag = _rotated_sum(real, imag, phase.cos(), phase.sin(), dim=-3)
+        lost = [(offsets * part.unsqueeze(-1)).sum(-3) for part in self._deficits(omega)]
+        return real - lost[0], imag - lost[1]
+
+    def pair_deficits(self, weight: Tensor) -> Pairs:
+        half, masses = self._phase(weight) / 2, self._masses(weight)[..., None, None]
+        weights = self.log_weights().exp()[..., None, None]
         # Phases of pairs by the addition theorems: n sines and cosines instead of n^2.
-        cos, sin = phase.cos(), phase.sin()
+        cos, sin = half.cos(), half.sin()
         cc, ss, sc = _outer(cos, cos), _outer(sin, sin), _outer(sin, cos)
         cs = sc.mT
-        real_minus, imag_minus, real_plus, imag_plus = self.evaluate(
-            lambda base, x: sum(base.pair_characteristics(x), ()), weight, rank=2
-        )
-        weights = self.log_weights().exp()[..., None, None]  # (*, K, 1, 1)
-        return (
-            _rotated_sum(weights * real_minus, weights * imag_minus, cc + ss, sc - cs, dim=-3),
-            _rotated_sum(weights * real_plus, weights * imag_plus, cc - ss, sc + cs, dim=-3),
-        )
+        parts = self.evaluate(lambda base, x: sum(base.pair_deficits(x), ()), weight, rank=2)
+        real_minus, imag_minus, real_plus, imag_plus = (weights * part for part in parts)
+        minus = _turned(masses, real_minus, imag_minus, cc + ss, sc - cs)
+        plus = _turned(masses, real_plus, imag_plus, cc - ss, sc + cs)
+        return (minus[0].sum(-3), minus[1].sum(-3)), (plus[0].sum(-3), plus[1].sum(-3))
+
+    def _phase(self, omega: Tensor) -> Tensor:
+        # θ_k = ω . (c_k - c), (*, K, E).
+        return (self._centres(omega)[1].unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
@@ -148,6 +159,14 @@ class MixtureBase(FourierBase, LaplaceBase):
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left.unsqueeze(-1) * right.unsqueeze(-2)
+
+
+def _turned(
+    mass: Tensor, real: Tensor, imag: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    # m - e^{iθ} (m - δ) = δ + (m - δ) (1 - e^{iθ}), with cos and sin of θ / 2.
+    rest, up, across = mass - real, 2 * sin * sin, 2 * sin * cos
+    return real + rest * up - imag * across, imag - rest * across - imag * up
 
 
 def _rotated_sum(
@@ -264,6 +283,18 @@ class GaussianMixture(BatchedMixture):
             return super().characteristic_moment(omega)
         _, imag = self.gaussians.characteristic_moment(omega.unsqueeze(-3))
         return None, self.average(imag, rank=2)
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.is_concentric:
+            return super().deficit(omega)
+        real, _ = self.gaussians.deficit(omega.unsqueeze(-3))
+        return self.average(real, rank=1), None
+
+    def pair_deficits(self, weight: Tensor) -> Pairs:
+        if not self.is_concentric:
+            return super().pair_deficits(weight)
+        (minus, _), (plus, _) = self.gaussians.pair_deficits(weight.unsqueeze(-3))
+        return (self.average(minus, rank=2), None), (self.average(plus, rank=2), None)
 
     def average(self, values: Tensor, rank: int) -> Tensor:
         r"""The sum :math:`\sum_k \pi_k f_k` of values of the components.

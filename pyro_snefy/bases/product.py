@@ -224,9 +224,19 @@ class Product(FourierBase, LaplaceBase):
             imags.append(imag)
         return _concatenate(reals), _concatenate(imags)
 
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
-        pairs = [base.pair_characteristics(rows) for base, rows in self._blocks(weight)]
-        return _multiply([minus for minus, _ in pairs]), _multiply([plus for _, plus in pairs])
+    deficit_cancels = False  # unless a factor's does
+
+    def deficit(self, omega: Tensor) -> Complex:
+        blocks = self._blocks(omega)
+        masses = [base.mass(rows).unsqueeze(-1) for base, rows in blocks]
+        return _deficit(masses, [base.deficit(rows) for base, rows in blocks])
+
+    def pair_deficits(self, weight: Tensor) -> Pairs:
+        blocks = self._blocks(weight)
+        masses = [base.mass(rows)[..., None, None] for base, rows in blocks]
+        pairs = [base.pair_deficits(rows) for base, rows in blocks]
+        minus, plus = ([pair[k] for pair in pairs] for k in range(2))
+        return _deficit(masses, minus), _deficit(masses, plus)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         return _sum([base.log_partition(rows) for base, rows in self._blocks(eta)])
@@ -275,6 +285,17 @@ def _multiply(factors: Sequence[Complex]) -> Complex:
             real, imag = real * a, real * b
         else:
             real, imag = real * a - imag * b, real * b + imag * a
+    return real, imag
+
+
+def _deficit(masses: Sequence[Tensor], deficits: Sequence[Complex]) -> Complex:
+    # m n - (m - δ) (n - ε) = δ (n - ε) + m ε, one factor after the other.
+    mass, (real, imag) = masses[0], deficits[0]
+    for n, (a, b) in zip(masses[1:], deficits[1:], strict=True):
+        real, imag = _multiply([(real, imag), (n - a, None if b is None else -b)])
+        real = real + mass * a
+        imag = imag if imag is None or b is None else imag + mass * b
+        mass = mass * n
     return real, imag
 
 

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from torch.distributions import Beta, constraints
 
 from ..constraints import unit_sphere
-from ..numerics.hypergeometric import hyp0f1_oscillating, log_hyp0f1
+from ..numerics.hypergeometric import hyp0f1_deficit, hyp0f1_oscillating, log_hyp0f1
 from ..numerics.rejection import rejection_by_row
 from .base import check_dimension
 from .engines import FourierBase, LaplaceBase
@@ -60,6 +60,11 @@ class UniformSphere(FourierBase, LaplaceBase):
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return hyp0f1_oscillating(self.num_statistics / 2, omega.square().sum(-1)), None
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return hyp0f1_deficit(self.num_statistics / 2, omega.square().sum(-1)), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         d = self.num_statistics

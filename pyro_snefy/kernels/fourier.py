@@ -36,22 +36,34 @@ class _Products(NamedTuple):
     cos_cos: Tensor
     sin_sin: Tensor
     cos_sin: Tensor | None
-    cancel: bool = False  # whether they are differences of larger numbers
+    exact: bool = False  # whether products of sines have all their digits, however small
 
 
 @singledispatch
 def _products(base: FourierBase, weight: Tensor) -> _Products:
-    return _characteristic_products(base, weight)
+    return _fourier_products(base, weight)
 
 
-def _characteristic_products(base: FourierBase, weight: Tensor) -> _Products:
-    (real_minus, imag_minus), (real_plus, imag_plus) = base.pair_characteristics(weight)
+def _fourier_products(base: FourierBase, weight: Tensor) -> _Products:
+    lost, sin_sin, cos_sin, _ = _deficits(base, weight)
+    return _Products(base.mass(weight)[..., None, None] - lost, sin_sin, cos_sin)
+
+
+def _deficits(base: FourierBase, weight: Tensor) -> _Products:
+    # As the products, with what the products of cosines lack of the total mass in their place.
+    (real_minus, imag_minus), (real_plus, imag_plus) = base.pair_deficits(weight)
     return _Products(
-        cos_cos=(real_minus + real_plus) / 2,
-        sin_sin=(real_minus - real_plus) / 2,
-        cos_sin=None if imag_minus is None or imag_plus is None else (imag_plus - imag_minus) / 2,
-        cancel=True,
+        cos_cos=(real_plus + real_minus) / 2,
+        sin_sin=(real_plus - real_minus) / 2,
+        cos_sin=None if imag_minus is None or imag_plus is None else (imag_minus - imag_plus) / 2,
     )
+
+
+def _error(base: FourierBase, weight: Tensor, sin_sin: Tensor) -> Tensor:
+    # The size of the numbers whose differences are products of sines, (*, 1).
+    if any(isinstance(part, FourierBase) and part.deficit_cancels for part in base.parts()):
+        return base.mass(weight).unsqueeze(-1)
+    return 2.0 * sin_sin.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
 
 
 @_products.register
@@ -60,16 +72,16 @@ def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     white = base.whiten(weight)
     half = (white * white).sum(-1) / 2.0
     cosh, sinh = damped_hyperbolic(white @ white.mT, half.unsqueeze(-1) + half.unsqueeze(-2))
-    return _Products(cosh, sinh, None)
+    return _Products(cosh, sinh, None, exact=True)
 
 
 @_products.register
 def _mixture_products(base: GaussianMixture, weight: Tensor) -> _Products:
     if not base.is_concentric:
-        return _characteristic_products(base, weight)
+        return _fourier_products(base, weight)
     components = _gaussian_products(base.gaussians, weight.unsqueeze(-3))
     cos_cos, sin_sin = base.average(torch.stack(components[:2]), rank=2).unbind()
-    return _Products(cos_cos, sin_sin, None)
+    return _Products(cos_cos, sin_sin, None, exact=True)
 
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
@@ -99,7 +111,7 @@ def _wave(
         _shift(base, weight),
         base.mass(weight).amax(),
         takes_float32=True,
-        cancels=products.cancel,
+        errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
     )
 
 
@@ -149,27 +161,30 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
     The block of the means is the total mass. All other blocks are covariances.
     """
     frequency = activation.wave_frequency
-    offset = 1 / frequency if activation.offset else 0.0
     omega = frequency * weight
     mass, linear = _linear(base, weight)
-    products = _products(base, omega)
-    real, imag = base.characteristic(omega)  # (*, n)
+    lost, sin_sin, cos_sin, _ = _deficits(base, omega)
+    error = _error(base, weight, sin_sin)
+    deficit, imag = base.deficit(omega)  # (*, n)
     slope_real, slope_imag = base.characteristic_moment(omega)  # (*, n, D)
     total = mass.squeeze(-1)  # (*, 1)
-    mean_cos, mean_sin = real / total, None if imag is None else imag / total
+    # The means of cosines are 1 - short.
+    short, mean_sin = deficit / total, None if imag is None else -imag / total
 
-    def covariance(product: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        return product - mass * left.unsqueeze(-1) * right.unsqueeze(-2)
+    def product(left: Tensor, right: Tensor) -> Tensor:
+        return mass * left.unsqueeze(-1) * right.unsqueeze(-2)
 
-    sin_sin, cos_sin = products.sin_sin, products.cos_sin
+    cos_cos = mass * (short.unsqueeze(-1) + short.unsqueeze(-2)) - product(short, short) - lost
     if mean_sin is not None and cos_sin is not None:
-        sin_sin = covariance(sin_sin, mean_sin, mean_sin)
-        cos_sin = covariance(cos_sin, mean_cos, mean_sin)
+        sin_sin = sin_sin - product(mean_sin, mean_sin)
+        cos_sin = cos_sin - product(1 - short, mean_sin)
 
     def features(centre: Tensor) -> Features:
         angle = frequency * centre
         cos, sin = angle.cos() / -frequency, angle.sin() / frequency
-        mean = centre + offset + cos * mean_cos
+        # 1 - cos β (1 - s) = 2 sin(β / 2)^2 + s cos β.
+        wave = (angle / 2).sin().square() * (2 / frequency) - cos * short
+        mean = centre + (wave if activation.offset else wave - 1 / frequency)
         if mean_sin is not None:
             mean = mean + sin * mean_sin
         return Features(None, (mean, None, cos, sin))
@@ -181,7 +196,7 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
                 (1, 1): linear,
                 (1, 2): None if slope_real is None else weight @ slope_real.mT,
                 (1, 3): weight @ slope_imag.mT,
-                (2, 2): covariance(products.cos_cos, mean_cos, mean_cos),
+                (2, 2): cos_cos,
                 (2, 3): cos_sin,
                 (3, 3): sin_sin,
             }
@@ -189,7 +204,7 @@ def _snake(activation: Snake, base: FourierBase, weight: Tensor) -> Separable:
         features,
         _shift(base, weight),
         mass.amax(),
-        cancels=True,
+        errors=(0.0, 0.0, error, error),
     )
 
 
@@ -208,16 +223,16 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     frequency = activation.wave_frequency
     white = base.whiten(weight)
     small = frequency / math.sqrt(2) * white
-    phase, half = small @ small.mT, (small * small).sum(-1)  # P / 2, and its diagonal
+    phase = small @ small.mT  # P / 2
+    half = phase.diagonal(dim1=-2, dim2=-1)
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
-    outer = decay.unsqueeze(-1) * decay.unsqueeze(-2)
     # Roots of e^{+-P - (P_ii + P_jj) / 2} / 2 f^2. The square of their difference has the digits
-    # that cosh P - 1 would lose.
+    # that cosh P - 1 would lose. Their product is e_i e_j / 2 f^2.
     half = torch.rsub(half, math.log(math.sqrt(2) * frequency) / 2, alpha=-0.5)
     both = half.unsqueeze(-1) + half.unsqueeze(-2)
     up, down = cutoff_exp(torch.stack([phase, -phase]) - both).unbind()
     difference = up - down
-    odd = torch.sub(difference * (up + down), outer * phase, alpha=2.0)
+    odd = torch.sub(difference * (up + down), up * down * phase, alpha=4.0)
     blocks = {(0, 0): difference * difference, (1, 1): odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:

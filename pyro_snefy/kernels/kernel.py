@@ -2,7 +2,7 @@ r"""Kernels of neurons, and the one primitive: the normaliser for a batch of bia
 
 __all__ = ["Kernel", "Pairwise", "Separable", "in_chunks"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Size, Tensor
@@ -103,8 +103,8 @@ class Separable(Kernel):
         unit: The blocks have absolute errors of at most eps times this number.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        cancels: Whether blocks are differences of numbers as large as the unit. They have relative
-            errors of eps otherwise.
+        errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
+            difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
     Example:
         >>> linear = Separable({(0, 0): torch.ones(2, 2)}, lambda b: Features(None, (b,)))
@@ -120,14 +120,14 @@ class Separable(Kernel):
         shift: Tensor | None = None,
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
-        cancels: bool = False,
+        errors: Sequence[Tensor | float] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
         self.shift = shift
         self.takes_float32 = takes_float32
         self.unit = unit
-        self.cancels = cancels
+        self.errors = errors
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
@@ -154,11 +154,11 @@ class Separable(Kernel):
         return log_scale, sum(terms[1:], terms[0])
 
     def rounding(self, bias: Tensor) -> Tensor:
-        if not self.cancels:
-            return super().rounding(bias)
-        values = self.features(self._shifted(bias)).values
-        squares = [torch.ones_like(bias) if x is None else x.square() for x in values]
-        return self.unit * sum(squares[1:], squares[0])
+        total = super().rounding(bias)
+        values = self.features(self._shifted(bias)).values if self.errors else ()
+        for error, value in zip(self.errors, values, strict=True):
+            total = total + (error if value is None else error * value.square())
+        return total
 
     def log_diagonal(self, bias: Tensor) -> Tensor:
         log_scale, values, direct = self.features(self._shifted(bias))

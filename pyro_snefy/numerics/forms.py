@@ -17,8 +17,6 @@ from torch import Tensor
 from .linalg import bilinear, rows_matmul, safe_log
 from .quadratic import quadratic
 
-_TINY = torch.finfo(torch.float64).tiny
-
 Blocks = Mapping[tuple[int, int], Tensor]
 
 
@@ -93,15 +91,20 @@ class Readout(Form):
         return self.matrix.mT @ self.matrix
 
     def log_square(self, features: Features) -> Tensor:
-        matrix, log_size = self.matrix, None
-        # The square of a float32 number is a float64 number: nothing need be rescaled.
-        if features.log_scale is not None or matrix.dtype == torch.float64:
-            matrix, features, log_size = self._rescale(features)
-        value = features.values[0]
+        if features.log_scale is None and self.matrix.dtype != torch.float64:
+            # Squares of products of float32 numbers are float64 numbers: nothing need be rescaled.
+            (value,) = features.values
+            assert value is not None
+            rows = rows_matmul(value.double(), self.matrix.double().mT)  # (*, m)
+            return safe_log((rows * rows).sum(-1))
+        matrix, (_, (value,), _), log_size = self._rescale(features)
         assert value is not None
+        if features.log_scale is None:
+            value, log_largest = _bounded(value)
+            log_size = log_size + log_largest
         rows = rows_matmul(value, matrix.mT)  # (*, m)
         log_norm = safe_log(torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64))
-        return 2.0 * (log_norm if log_size is None else log_norm + log_size)
+        return 2.0 * (log_norm + log_size)
 
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         matrix, log_size = self.matrix, None
@@ -147,10 +150,9 @@ class Gram(Form):
         ones = self.matrix.new_ones((1, 1), dtype=torch.float64)
         if value is None:
             return self.log_trace(features, {(0, 0): ones})
-        value = value.double()
-        largest = value.detach().abs().amax(-1, keepdim=True).clamp(min=_TINY)
-        log_square = self.log_trace(Features(log_scale, (value / largest,)), {(0, 0): ones})
-        return torch.add(log_square, largest.log().squeeze(-1), alpha=2.0)
+        value, log_largest = _bounded(value.double())
+        log_square = self.log_trace(Features(log_scale, (value,)), {(0, 0): ones})
+        return torch.add(log_square, log_largest, alpha=2.0)
 
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
         matrix = self.matrix.double()
@@ -162,6 +164,13 @@ class Gram(Form):
             direct = _padded(features.direct.double(), matrix.dim())
             total = total + quadratic(direct, matrix).sum(0)
         return torch.add(safe_log(total), log_size, alpha=2.0)
+
+
+def _bounded(value: Tensor) -> tuple[Tensor, Tensor]:
+    # Values over the largest of their row, and its logarithm.
+    tiny = torch.finfo(value.dtype).tiny
+    largest = value.detach().abs().amax(-1, keepdim=True).clamp(min=tiny)
+    return value / largest, largest.log().squeeze(-1)
 
 
 def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:

@@ -13,7 +13,7 @@ _LOG_2 = 0.6931471805599453
 
 
 def _exp(x: Tensor) -> Tensor:
-    return torch.nn.functional.threshold(x, _CUTOFF, _CUTOFF).exp()
+    return torch.threshold(x, _CUTOFF, _CUTOFF).exp()
 
 
 @elementwise(lambda _, cosh, sinh: [(sinh, -cosh), (cosh, -sinh)], saves_values=True)

@@ -4,7 +4,7 @@ Numbers such as 10.41.3 are equations of the NIST Digital Library of Mathematica
 https://dlmf.nist.gov.
 """
 
-__all__ = ["hyp0f1_oscillating", "log_hyp0f1"]
+__all__ = ["hyp0f1_deficit", "hyp0f1_oscillating", "log_hyp0f1"]
 
 import math
 from collections.abc import Callable
@@ -83,6 +83,28 @@ def hyp0f1_oscillating(order: float, y: Tensor) -> Tensor:
         tensor([1.0000, 0.4546], dtype=torch.float64)
     """
     (value,) = _oscillating_value(order.__float__(), y)  # a number, as in log_hyp0f1
+    return value
+
+
+def hyp0f1_deficit(order: float, y: Tensor) -> Tensor:
+    r"""Computes one less the confluent hypergeometric limit function at a negative argument.
+
+    .. math:: 1 - {}_0F_1\left(; a; -\frac{y}{4}\right) = \frac{y}{4 a} - \cdots
+
+    The relative error is small however small :math:`y` is.
+
+    Arguments:
+        order: The order :math:`a`, at least one.
+        y: The argument :math:`y \geq 0`, of any shape. Negative values count as zero.
+
+    Returns:
+        The values, with the shape of `y`.
+
+    Example:
+        >>> hyp0f1_deficit(1.5, torch.tensor(6e-20, dtype=torch.float64))
+        tensor(1.0000e-20, dtype=torch.float64)
+    """
+    (value,) = _deficit_value(order.__float__(), y)  # a number, as in log_hyp0f1
     return value
 
 
@@ -190,6 +212,19 @@ def _oscillating_value(order: float, y: Tensor) -> tuple[Tensor]:
     kappa = torch.sqrt(y.clamp(min=0.0))
     near = _gauss_cosine(order, switch, kappa.clamp(max=switch))
     far = _hankel_cosine(order, switch, coefficients, kappa.clamp(min=switch))
+    return (torch.where(kappa < switch, near, far),)
+
+
+@elementwise(lambda order, y: [(hyp0f1_oscillating(order + 1, y) / (4 * order),)])
+def _deficit_value(order: float, y: Tensor) -> tuple[Tensor]:
+    # As above, with 1 - cos κs = 2 sin(κs / 2)^2 under Gauss's rule.
+    switch, coefficients = _hankel_expansion(order)
+    kappa = torch.sqrt(y.clamp(min=0.0))
+    half = kappa.clamp(max=switch) / 2
+    near = torch.zeros_like(half)
+    for node, weight in _gauss_rule(order, switch):
+        near = near + 2 * weight * torch.sin(node * half).square()
+    far = 1 - _hankel_cosine(order, switch, coefficients, kappa.clamp(min=switch))
     return (torch.where(kappa < switch, near, far),)
 
 

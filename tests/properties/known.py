@@ -21,6 +21,24 @@ TINY_SIN = law(activation("Sin"), _NORMAL, tensor((1e-9,), (2e-9,)), None, tenso
 TINY_SNAKE = law(
     activation("Snake", 1.0), _NORMAL, tensor((1e-9,), (2e-9,)), None, tensor((1.0, 0.5))
 )
+TINY_SIN_ON_A_BOX = law(
+    activation("Sin"),
+    base("UniformBox", tensor(-1.0), tensor(2.0)),
+    tensor((1e-6,), (2e-6,)),
+    None,
+    tensor((1.0, 0.5)),
+)
+TINY_SNAKE_ON_A_MIXTURE = law(
+    activation("Snake", 1.0),
+    base(
+        "Mixture",
+        tensor(0.0, 0.5),
+        (base("Interval", number(-1.0), number(2.0)), base("PointMass", number(3.0))),
+    ),
+    tensor((1e-6,), (2e-6,)),
+    None,
+    tensor((1.0, 0.5)),
+)
 # A part of a mixture whose weight underflows.
 MASSLESS_PART = law(
     activation("Cos"),
@@ -44,6 +62,32 @@ STEEP_FLOAT32 = law(
     tensor((1.0,), dtype="float32"),
     tensor(1e5, dtype="float32"),
     tensor((1.0,), dtype="float32"),
+)
+# A gram of rank one that float32 rounds, so that it has eigenvalues below zero.
+GRAM_OF_ROWS = Call(
+    "SNEFY",
+    (),
+    (
+        ("weight", tensor((0.001257,), (-0.001321,), (0.006404,), (0.001049,), dtype="float32")),
+        (
+            "bias",
+            tensor(
+                (0.1257, -0.1321, 0.6404, 0.1049), (-0.5357, 0.3616, 1.304, 0.9471), dtype="float32"
+            ),
+        ),
+        (
+            "gram",
+            tensor(
+                (0.015800489112734795, -0.016604969277977943, 0.08049827814102173, 0.01318593),
+                (-0.016604969277977943, 0.01745041087269783, -0.08459684252738953, -0.01385729),
+                (0.08049827814102173, -0.08459684252738953, 0.4101121425628662, 0.06717796),
+                (0.01318593043833971, -0.013857290148735046, 0.06717795878648758, 0.01100401),
+                dtype="float32",
+            ),
+        ),
+        ("activation", activation("Cos")),
+        ("base", base("UniformCube", 1)),
+    ),
 )
 PLAIN = law(
     activation("Cos"),
@@ -86,6 +130,14 @@ LINEAR = Call(
         ("activation", activation("Identity")),
         ("base", _NORMAL),
     ),
+)
+# The norm of two outputs of 1e300 overflows.
+TWO_LINES = law(
+    activation("Snake", 1.0),
+    _NORMAL,
+    tensor((1.0,), (0.5,)),
+    None,
+    tensor((1.0, 2.0), (0.5, -1.0)),
 )
 # Rates that no count in int64 reaches: e^45, alone and in a batch.
 HUGE_RATE = law(

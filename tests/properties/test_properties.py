@@ -19,6 +19,7 @@ from scipy import stats
 from torch import Size, Tensor
 
 from pyro_snefy import SNEFY, bases
+from pyro_snefy.activations import FourierActivation
 from pyro_snefy.testing import integrate
 from tests.properties import known
 from tests.properties.events import events
@@ -28,7 +29,9 @@ EPS = torch.finfo(torch.float64).eps
 EPS32 = torch.finfo(torch.float32).eps
 _BUDGET = 64.0
 _QUADRATURE = 1e-6
-_FALSE_ALARM = 1e-9  # of one statistical test
+# The false alarms of one test of 200 draws, which sees a distance of 0.23 between distribution
+# functions half of the time.
+_FALSE_ALARM = 1e-9
 _SECONDS = 20.0  # for draws; most take milliseconds
 _KILOBYTES = 1_000_000
 
@@ -63,7 +66,8 @@ def _amplification(law: SNEFY, x: Tensor) -> Tensor:
         z = z - z.amax(-1, keepdim=True)  # the ratio does not change
     neurons = law.activation(z)
     matrix: Any = law.gram if law.readout is None else law.readout
-    neurons, size = neurons.to(matrix.dtype), neurons.abs() @ matrix.abs().mT
+    size = neurons.abs() @ matrix.abs().mT
+    neurons, matrix = (x.to(torch.result_type(neurons, matrix)) for x in (neurons, matrix))
     if law.readout is None:
         square = ((neurons @ matrix.mT) * neurons.conj()).sum(-1).real
         size = (size * neurons.abs()).sum(-1)
@@ -98,6 +102,8 @@ def _poles_are_weak(law: SNEFY) -> bool:
 @example(known.NESTED_ATOMS, 0)
 @example(known.TINY_SIN, 0)
 @example(known.TINY_SNAKE, 0)
+@example(known.TINY_SIN_ON_A_BOX, 0)
+@example(known.TINY_SNAKE_ON_A_MIXTURE, 0)
 def test_mass_is_one(description: Call, seed: int) -> None:
     """log Z is the logarithm of the integral, unless the square itself cancels.
 
@@ -228,6 +234,15 @@ def test_batch_is_a_loop(description: Call, seed: int) -> None:
             assert difference <= allowed, f"log p of {index}: {difference:.2g} > {allowed:.2g}"
 
 
+def _lost(law: SNEFY) -> Tensor:
+    """The relative error of moments that are sums of waves, each as large as its coefficient."""
+    if not isinstance(law.activation, FourierActivation):
+        return torch.zeros(law.batch_shape)
+    base: Any = law._network.latent().base
+    largest = law._network.form.gram().abs().sum((-2, -1)) * base.mass(law.weight)
+    return EPS * largest / law.log_normalizer.exp()
+
+
 @given(laws(), seeds)
 def test_moments_of_a_batch(description: Call, seed: int) -> None:
     law = _law(description)
@@ -238,8 +253,11 @@ def test_moments_of_a_batch(description: Call, seed: int) -> None:
         assume(False)
     for index in np.ndindex(*law.batch_shape):
         alone = member(law, index)
+        lost = _lost(alone)
+        if not float(lost) < 1e-6:
+            continue
         size = alone.variance.sqrt() + alone.mean.abs()
-        allowed = 1e-7 + 1e3 * EPS * alone.condition_number
+        allowed = 1e-7 + 1e3 * EPS * alone.condition_number + 1e3 * lost
         assert ((mean[index] - alone.mean).abs() <= allowed * size).all(), index
         assert ((variance[index] - alone.variance).abs() <= allowed * size.square()).all(), index
 
@@ -290,7 +308,9 @@ def test_distribution_function(description: Call, seed: int) -> None:
     assert (back >= q - 1e-7).all(), f"cdf(icdf({q})) = {back}"
     if not _has_atoms(law.base):
         room = 4 * EPS * quantile.reshape(-1).abs() * law.log_prob(quantile).exp()
-        assert (back <= q + 1e-7 + room).all(), f"cdf(icdf({q})) = {back}"
+        # The least number of the support stands for all quantiles that underflow.
+        least = (quantile == law.icdf(torch.zeros_like(q))).reshape(-1)
+        assert ((back <= q + 1e-7 + room) | least).all(), f"cdf(icdf({q})) = {back}"
 
 
 def _has_atoms(base: Any) -> bool:
@@ -317,6 +337,7 @@ def test_derivative_of_the_distribution_function(description: Call, seed: int) -
 
 
 @given(laws(batch=()), seeds)
+@example(known.TINY_SIN_ON_A_BOX, 0)
 @example(known.MASSLESS_PART, 0)
 @example(known.DEAD_PART, 0)
 @example(known.EQUAL_POINTS, 0)
@@ -327,8 +348,11 @@ def test_moments(description: Call, seed: int) -> None:
     except NotImplementedError:
         assume(False)
         raise
+    lost = float(_lost(law))
+    assume(lost < 1e-6)
     assert mean.isfinite().all(), f"mean {mean}"
     assert (variance >= 0).all(), f"variance {variance}"
+    assume(_poles_are_weak(law))
     d = len(mean)
 
     def powers(x: Tensor) -> Tensor:
@@ -342,7 +366,7 @@ def test_moments(description: Call, seed: int) -> None:
     _, sensitivity, size, spread, centre = (value / mass).split([1, 1, d, d, d])
     *_, wrong_spread, wrong_centre = (10 * error / mass).split([1, 1, d, d, d])
     scale = spread.sqrt()
-    share = _QUADRATURE + 1e4 * EPS * sensitivity
+    share = _QUADRATURE + 1e4 * EPS * sensitivity + 1e3 * lost
     allowed = wrong_centre + share * (scale + 1e-6 * size) + EPS * _BUDGET * size
     assert ((mean - centre).abs() <= allowed).all(), f"mean {mean}, expected {centre}"
     allowed = wrong_spread + share * spread + EPS * 1e4 * sensitivity * (size + scale).square()
@@ -410,6 +434,7 @@ def test_gradients_are_finite(description: Call, seed: int) -> None:
 
 @given(laws(dtype="float32"), seeds)
 @example(known.STEEP_FLOAT32, 0)
+@example(known.GRAM_OF_ROWS, 0)
 def test_float32(description: Call, seed: int) -> None:
     """What float32 adds is at most 64 eps times the condition number of the log-density."""
     single = _law(description)
@@ -514,6 +539,7 @@ def test_bad_arguments(case: tuple[Call, str, float], seed: int) -> None:
 
 @given(laws(batch=()), seeds, st.sampled_from([math.inf, -math.inf, math.nan, 1e300, -1e300]))
 @example(known.LINEAR, 0, 1e300)
+@example(known.TWO_LINES, 0, 1e300)
 def test_bad_events(description: Call, seed: int, bad: float) -> None:
     """Outside the support: an error with validation, and minus infinity without."""
     law = _law(description)
