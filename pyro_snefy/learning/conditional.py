@@ -343,11 +343,12 @@ def conditional_snefy(
 
 
 # Scales of the components of a base with heavy tails, and the first logarithms of their weights.
-_SCALES, _LOGITS = (1.0, 2.5, 8.0), (0.0, -2.0, -4.0)
+_SCALES = tuple(4.0**k for k in range(7))
+_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
 
 
 def _heavy_tailed(base: Base, chosen: bool) -> Base:
-    # Three normal laws about zero in place of one.
+    # Normal laws about zero in place of one, each four times as wide as the one before.
     if not chosen:
         return base
     loc = torch.zeros((1, *base.event_shape))

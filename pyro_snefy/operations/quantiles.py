@@ -339,7 +339,7 @@ def _shared_line(network: Network) -> SharedLine | None:
         return None
     with torch.no_grad():
         edges, atoms = edges_and_atoms(shared.base, _along(shared, 0, True))
-    if atoms or len(edges) != 1 or not SharedLine.fits(shared, edges[0].numel()):
+    if atoms or len(edges) != 1 or not SharedLine.fits(edges[0].numel()):
         return None
     return SharedLine(shared, edges[0].flatten().sort().values)
 

@@ -23,9 +23,10 @@ from ..network import Network
 from ..numerics.forms import Readout
 
 _NODES = 16  # of each panel
-_STRIDE = 8  # edges between two entries of the table that is searched first
+_COARSE = 64  # edges that are searched first
 _CHUNK = 2**22  # numbers that are held at once
-_TABLE = 2**25  # numbers in the largest table
+_TABLE = 2**23  # numbers in the table, at most
+_MOST = 2**20  # panels: more would take too long
 
 
 def with_shared_neurons(network: Network) -> Network | None:
@@ -69,7 +70,7 @@ class SharedLine:
     """
 
     def __init__(self, network: Network, edges: Tensor) -> None:
-        self.network, self.edges = network, edges
+        self.network = network
         # With readouts of this size, all normalisers are one.
         size = (-0.5 * network.log_normalizer()).exp()[..., None, None]
         readout = network.form.matrix * size
@@ -77,28 +78,41 @@ class SharedLine:
         self.readout = readout.expand(shape).reshape(-1, *shape[-2:])  # (B, m, n)
         nodes, weights = np.polynomial.legendre.leggauss(_NODES)
         # From values at the nodes to coefficients of Legendre polynomials.
-        orders = np.arange(_NODES)
         basis = np.polynomial.legendre.legvander(nodes, _NODES - 1)
-        transform = (basis * weights[:, None]) * (2 * orders + 1) / 2
+        transform = (basis * weights[:, None]) * (2 * np.arange(_NODES) + 1) / 2
         self.nodes, self.weights, self.transform = (
             torch.as_tensor(x, dtype=edges.dtype, device=edges.device)
             for x in (nodes, weights, transform)
         )
+        # Blocks of panels, so that a table of their edges is small.
+        block = -(-len(edges) * network.width**2 // _TABLE)
+        short = -(len(edges) - 1) % block
+        edges = torch.cat([edges, edges[-1:].expand(short)])  # the last panels have no length
+        self.low, self.high = (x.reshape(-1, block) for x in (edges[:-1], edges[1:]))
+        self.anchors = torch.cat([self.low[:, 0], edges[-1:]])
         self.table = self._table()
 
     @staticmethod
-    def fits(network: Network, count: int) -> bool:
-        """Whether the table of a given number of edges is small enough."""
-        return count * network.width**2 <= _TABLE
+    def fits(count: int) -> bool:
+        """Whether a given number of edges is small enough."""
+        return count <= _MOST
 
     def _table(self) -> Tensor:
-        # The matrices A at the edges, (E, n, n).
-        low, high = self.edges[:-1, None], self.edges[1:, None]
-        half = (high - low) / 2
-        x = (low + high) / 2 + half * self.nodes  # (E - 1, nodes)
-        neurons, density = self._neurons(x)
-        panels = neurons.mT @ ((density * self.weights * half).unsqueeze(-1) * neurons)
-        return torch.cat([torch.zeros_like(panels[:1]), panels.cumsum(0)])
+        # The matrices A at the anchors, (blocks + 1, n, n), a few blocks at a time.
+        size = max(1, _CHUNK // (self.low.shape[-1] * _NODES * self.network.width))
+        pieces = []
+        for low, high in zip(self.low.split(size), self.high.split(size), strict=True):
+            x, measure = self._at_nodes(low, high)
+            neurons, density = self._neurons(x.flatten(1))
+            weighted = (density * measure.flatten(1)).unsqueeze(-1) * neurons
+            pieces.append(neurons.mT @ weighted)
+        blocks = torch.cat(pieces)
+        return torch.cat([torch.zeros_like(blocks[:1]), blocks.cumsum(0)])
+
+    def _at_nodes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        # The nodes of panels (*), and their weights, each (*, nodes).
+        middle, half = ((low + high) / 2).unsqueeze(-1), ((high - low) / 2).unsqueeze(-1)
+        return middle + half * self.nodes, half * self.weights
 
     def _neurons(self, x: Tensor) -> tuple[Tensor, Tensor]:
         # Values of the neurons, (*, n), and of the base, (*), at values of the coordinate.
@@ -109,24 +123,38 @@ class SharedLine:
 
     def _by_rows(self, function: Callable[..., Tensor], *values: Tensor) -> Tensor:
         # A function of rows of the batch and values (*, batch), of a few of them at a time.
-        shape, rows = values[0].shape, torch.arange(len(self.readout), device=self.edges.device)
+        shape, rows = values[0].shape, torch.arange(len(self.readout), device=values[0].device)
         rows = rows.repeat(values[0].numel() // max(1, len(rows)))
-        size = max(1, _CHUNK // (self.network.width * max(self.network.width, _NODES)))
+        width = self.network.width
+        size = max(1, _CHUNK // (width * max(width, _NODES * self.low.shape[-1])))
         pieces = zip(rows.split(size), *(x.reshape(-1).split(size) for x in values), strict=True)
         return torch.cat([function(*piece) for piece in pieces]).reshape(shape)
 
-    def _below(self, rows: Tensor, place: Tensor) -> Tensor:
-        # The mass of each row up to an edge.
+    def _below(self, rows: Tensor, block: Tensor) -> Tensor:
+        # The mass of each row up to an anchor.
         readout = self.readout[rows]
-        return ((readout @ self.table[place]) * readout).sum((-2, -1))
+        return ((readout @ self.table[block]) * readout).sum((-2, -1))
 
-    def _coefficients(self, rows: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # The density of each row in a panel as a Legendre series, with middle and half length.
-        low, high = self.edges[place], self.edges[place + 1]
-        middle, half = (low + high) / 2, (high - low) / 2
-        neurons, density = self._neurons(middle.unsqueeze(-1) + half.unsqueeze(-1) * self.nodes)
-        square = (neurons @ self.readout[rows].mT).square().sum(-1)
-        return (square * density) @ self.transform, middle, half
+    def _density(self, rows: Tensor, x: Tensor) -> Tensor:
+        # The density of each row at its values, (N, *).
+        neurons, density = self._neurons(x)
+        outputs = neurons.flatten(1, -2) @ self.readout[rows].mT
+        return density * outputs.square().sum(-1).reshape(x.shape)
+
+    def _in_block(self, rows: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+        # The masses of the panels of a block, (N, panels), and densities, (N, panels, nodes).
+        x, measure = self._at_nodes(self.low[block], self.high[block])
+        density = self._density(rows, x)
+        return (density * measure).sum(-1), density
+
+    def _panel(
+        self, block: Tensor, panel: Tensor, density: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        # The density in one panel as a Legendre series, with its middle and half length.
+        index = panel.unsqueeze(-1)
+        low, high = (x[block].gather(-1, index).squeeze(-1) for x in (self.low, self.high))
+        density = density.take_along_dim(index.unsqueeze(-1), dim=1).squeeze(1)
+        return density @ self.transform, (low + high) / 2, (high - low) / 2
 
     def cdf(self, x: Tensor) -> Tensor:
         r"""The distribution functions, with gradients.
@@ -137,11 +165,17 @@ class SharedLine:
         return self._by_rows(self._cdf, x).clamp(max=1.0)
 
     def _cdf(self, rows: Tensor, x: Tensor) -> Tensor:
-        place = torch.searchsorted(self.edges, x.detach().contiguous(), right=True) - 1
-        place = place.clamp(0, len(self.edges) - 2)
-        series, middle, half = self._coefficients(rows, place)
-        t = ((x - middle) / half).clamp(-1.0, 1.0)
-        return self._below(rows, place) + half * _antiderivative(series, t)[0]
+        place = x.detach().contiguous()
+        block = torch.searchsorted(self.anchors, place, right=True) - 1
+        block = block.clamp(0, len(self.low) - 1)
+        masses, density = self._in_block(rows, block)
+        panel = (self.low[block] <= place.unsqueeze(-1)).sum(-1) - 1
+        panel = panel.clamp(min=0)
+        before = torch.arange(masses.shape[-1], device=x.device) < panel.unsqueeze(-1)
+        series, middle, half = self._panel(block, panel, density)
+        t = ((x - middle) / torch.where(half > 0, half, 1.0)).clamp(-1.0, 1.0)
+        within = half * _antiderivative(series, t)[0]
+        return self._below(rows, block) + torch.where(before, masses, 0.0).sum(-1) + within
 
     def icdf(self, q: Tensor) -> Tensor:
         r"""The quantiles, with gradients by implicit differentiation.
@@ -158,33 +192,38 @@ class SharedLine:
         distribution = self.cdf(x)
         change = (q - q.detach()) - (distribution - distribution.detach())
         with torch.no_grad():
-            density = self._by_rows(self._density, x)
+            density = self._by_rows(lambda rows, x: self._density(rows, x[:, None])[:, 0], x)
         return x + change / torch.where(density > 0, density, torch.inf)
 
-    def _density(self, rows: Tensor, x: Tensor) -> Tensor:
-        neurons, density = self._neurons(x)
-        square = (self.readout[rows] @ neurons.unsqueeze(-1)).square().sum((-2, -1))
-        return density * square
-
     def _icdf(self, rows: Tensor, q: Tensor) -> Tensor:
-        last = len(self.edges) - 1
-        # First every eighth edge, by one matrix product, then halves.
+        target = q * self._below(rows, torch.full_like(rows, len(self.low)))
+        block = self._block(rows, target)
+        masses, density = self._in_block(rows, block)
+        upper = self._below(rows, block).unsqueeze(-1) + masses.cumsum(-1)
+        panel = (upper < target.unsqueeze(-1)).sum(-1).clamp(max=masses.shape[-1] - 1)
+        series, middle, half = self._panel(block, panel, density)
+        below = (upper - masses).gather(-1, panel.unsqueeze(-1)).squeeze(-1)
+        return middle + half * _solve(series, (target - below) / torch.where(half > 0, half, 1.0))
+
+    def _block(self, rows: Tensor, target: Tensor) -> Tensor:
+        # The last block with less than the target below it: first among a few anchors, dense
+        # where the base is, by one matrix product, and then by halves.
+        last = len(self.anchors) - 1
+        ends = self.anchors[[0, -1]].asinh()
+        share = torch.linspace(0, 1, _COARSE, dtype=target.dtype, device=target.device)
+        coarse = torch.searchsorted(self.anchors, (ends[0] + (ends[1] - ends[0]) * share).sinh())
+        coarse = torch.cat([coarse.clamp(0, last), coarse.new_tensor([0, last])]).unique()
         readout = self.readout[rows]
-        gram = (readout.mT @ readout).flatten(-2)
-        coarse = self.table[::_STRIDE].flatten(-2)
-        masses = gram @ coarse.mT
-        target = q * (gram * self.table[-1].flatten()).sum(-1)
+        masses = (readout.mT @ readout).flatten(-2) @ self.table[coarse].flatten(-2).mT
         found = torch.searchsorted(masses.cummax(-1).values, target.unsqueeze(-1)).squeeze(-1)
-        place = (found - 1).clamp(min=0) * _STRIDE
-        step = _STRIDE // 2
-        while step:
-            middle = (place + step).clamp(max=last)
-            place = torch.where(self._below(rows, middle) < target, middle, place)
-            step //= 2
-        place = place.clamp(max=last - 1)
-        series, middle, half = self._coefficients(rows, place)
-        mass = (target - self._below(rows, place)) / half
-        return middle + half * _solve(series, mass)
+        found = (found - 1).clamp(0, len(coarse) - 2)
+        low, high = coarse[found], coarse[found + 1]
+        while len(wide := (high - low > 1).nonzero().squeeze(-1)):
+            middle = (low[wide] + high[wide]) // 2
+            less = self._below(rows[wide], middle) < target[wide]
+            low[wide] = torch.where(less, middle, low[wide])
+            high[wide] = torch.where(less, high[wide], middle)
+        return low
 
 
 def _antiderivative(series: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
