@@ -48,6 +48,7 @@ PUBLIC = {
     "conditional",
     "covariance_matrix",
     "gram",
+    "interval_probability",
     "log_normalizer",
     "marginal",
     "partially_observed",

@@ -1,6 +1,7 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "check_box",
     "check_expansion",
     "check_normalizer",
     "check_one_coordinate",
@@ -197,3 +198,18 @@ def check_probabilities(value: Tensor) -> None:
     """Checks that values are probabilities."""
     if not bool(((value >= 0) & (value <= 1)).all()):
         raise ValueError(f"Expected probabilities between 0 and 1, got {value}.")
+
+
+def check_box(low: Tensor, high: Tensor, event_shape: Size) -> None:
+    """Checks the corners of boxes: events without NaN."""
+    for name, value in (("low", low), ("high", high)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Expected {name} to be a Tensor, got {value!r}.")
+        end = value.shape[max(0, value.dim() - len(event_shape)) :]
+        if end != event_shape:
+            raise ValueError(
+                f"Expected {name} with shape (*, {', '.join(map(str, event_shape))}), "
+                f"got {tuple(value.shape)}."
+            )
+        if bool(value.isnan().any()):
+            raise ValueError(f"Expected {name} without NaN, got {value}.")
