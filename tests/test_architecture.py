@@ -44,6 +44,7 @@ PUBLIC = {
     "activation",
     "base",
     "bias",
+    "censored",
     "condition_number",
     "conditional",
     "covariance_matrix",

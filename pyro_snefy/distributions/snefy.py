@@ -22,6 +22,7 @@ from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
 from ..operations.quantiles import cdf, icdf
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
+from .censored import Censored
 from .marginal import Marginal
 from .partially_observed import PartiallyObserved
 from .validation import (
@@ -434,9 +435,29 @@ class SNEFY(TorchDistribution):
             return SNEFY._from_network(network, bool(self._validate_args))
         return Marginal(self, dims)
 
-    def partially_observed(self) -> PartiallyObserved:
-        """The same law, for events with missing coordinates, which are marked by NaN."""
-        return PartiallyObserved(self)
+    def partially_observed(
+        self, low: Tensor | float | None = None, high: Tensor | float | None = None
+    ) -> PartiallyObserved:
+        r"""The same law, for events with missing coordinates, which are marked by NaN.
+
+        Arguments:
+            low: Lower bounds, with shape :math:`(*, \text{event})`. A coordinate that equals its
+                bound is only known to be at or below it.
+            high: Upper bounds, of the same shape. A coordinate that equals its bound is only known
+                to be at or above it.
+        """
+        return PartiallyObserved(self, low, high)
+
+    def censored(
+        self, low: Tensor | float | None = None, high: Tensor | float | None = None
+    ) -> Censored:
+        r"""The law of :math:`\min(\max(x, l), u)` for scalar events, as in a Tobit model.
+
+        Arguments:
+            low: The lower bound :math:`l`, which carries the mass at and below it, or None.
+            high: The upper bound :math:`u`, which carries the mass at and above it, or None.
+        """
+        return Censored(self, low, high)
 
     @property
     def mean(self) -> Tensor:

@@ -1,6 +1,7 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "check_bounds",
     "check_box",
     "check_expansion",
     "check_normalizer",
@@ -213,3 +214,18 @@ def check_box(low: Tensor, high: Tensor, event_shape: Size) -> None:
             )
         if bool(value.isnan().any()):
             raise ValueError(f"Expected {name} without NaN, got {value}.")
+
+
+def check_bounds(
+    caller: str, like: Tensor, low: Tensor | float | None, high: Tensor | float | None
+) -> tuple[Tensor, Tensor]:
+    """Bounds as tensors, infinite where there is none; raises unless lower ones are below."""
+    found = []
+    for name, value, missing in (("low", low, -math.inf), ("high", high, math.inf)):
+        if not (value is None or isinstance(value, Tensor | float | int)):
+            raise TypeError(f"{caller}: expected {name} to be a number or a Tensor, got {value!r}.")
+        value = missing if value is None else value
+        found.append(torch.as_tensor(value, dtype=like.dtype, device=like.device))
+    if not bool((found[0] < found[1]).all()):
+        raise ValueError(f"{caller}: expected low < high, got low {low} and high {high}.")
+    return found[0], found[1]

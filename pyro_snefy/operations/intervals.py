@@ -290,12 +290,13 @@ def log_box_mass(network: Network, low: Tensor, high: Tensor) -> Tensor:
     shape = broadcast_shapes(
         low.shape[: low.dim() - rank], high.shape[: high.dim() - rank], network.batch_shape
     )
-    low, high = (x.double().expand(shape + base.event_shape) for x in (low, high))
+    # Boxes stay at their own batch shape: one box for many biases has one kernel.
+    low, high = torch.broadcast_tensors(low.double(), high.double())
     layers = list(network._layers())
     try:
         for layer in layers:
             low, high = _to_latent(layer, low), _to_latent(layer, high)
-        return _by_restriction(network.latent(), low, high)
+        return _by_restriction(network.latent(), low, high).expand(shape)
     except NotImplementedError as error:
         if base.event_shape.numel() > 1:
             raise NotImplementedError(
@@ -305,7 +306,7 @@ def log_box_mass(network: Network, low: Tensor, high: Tensor) -> Tensor:
                 "with scale, a GaussianMixture and a UniformCube; on Standardized ones, and on a "
                 "Product or Mixture of these. Other factors of a Product may be left unbounded."
             ) from None
-    low, high = (x.squeeze(-1) if rank else x for x in (low, high))
+    low, high = ((x.squeeze(-1) if rank else x).expand(shape) for x in (low, high))
     return safe_log(box_mass(network.latent(), low, high)) + network.log_normalizer()
 
 
