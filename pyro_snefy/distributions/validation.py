@@ -4,6 +4,7 @@ __all__ = [
     "check_bounds",
     "check_box",
     "check_expansion",
+    "check_gram",
     "check_normalizer",
     "check_one_coordinate",
     "check_probabilities",
@@ -109,10 +110,11 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
             f"got {weight}."
         )
     if arguments["gram"] is not None:
-        _check_gram(matrix)
+        check_gram(matrix)
 
 
-def _check_gram(gram: Tensor) -> None:
+def check_gram(gram: Tensor) -> None:
+    """Checks that a gram is Hermitian and positive semi-definite, up to rounding."""
     largest = gram.abs().amax((-2, -1), keepdim=True)
     tolerance = 1e3 * torch.finfo(gram.dtype).eps
     if not ((gram - gram.mH).abs() <= tolerance * largest).all():
