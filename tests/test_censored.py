@@ -268,3 +268,19 @@ def test_bounded_conduct() -> None:
     bent = SNEFY(W2, B2, V2, activation=ReLU(), base=base).partially_observed(low=0.0)
     with pytest.raises(NotImplementedError, match=r"ReLU.*Gaussian"):
         bent.log_prob(_t(0.0, NAN))
+
+
+def test_another_default_device() -> None:
+    """Tensors are made where the parameters are."""
+    base = Gaussian(torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64))
+    scalar, vector = _scalar(), SNEFY(W2, B2, V2, base=base)
+    rows = torch.tensor([[0.0, 0.4], [NAN, 0.0]], dtype=F64)
+    x = _t(0.0, 0.5)
+
+    def values() -> tuple[Tensor, Tensor]:
+        bounded = vector.partially_observed(low=0.0)
+        return scalar.censored(low=0.0).log_prob(x), bounded.log_prob(rows)
+
+    expected = values()
+    with torch.device("meta"):
+        assert_close(values(), expected)

@@ -387,3 +387,13 @@ def test_derivatives_of_segments() -> None:
     assert gradcheck(lambda *x: wave_segment(None, *x, scale), inputs)
     assert gradgradcheck(lambda *x: wave_segment(None, *x, scale), inputs)
     assert gradgradcheck(lambda *x: log_segment(None, *x), inputs[:2])
+
+
+@pytest.mark.parametrize("base", PLANES)
+def test_another_default_device(base: str) -> None:
+    """Tensors are made where the parameters are."""
+    law = _plane(Cos(), PLANES[base]())
+    low, high = _t(0.1, 0.2), _t(0.9, INF)
+    expected = law.interval_probability(low, high)
+    with torch.device("meta"):
+        assert_close(law.interval_probability(low, high), expected)

@@ -398,3 +398,23 @@ def test_bad_input() -> None:
     with pytest.raises(NotImplementedError, match=r"Snake.*Gaussian"):
         _process(activation=Snake(1.0)).expected_count_in(_t(0.0, 0.0), _t(1.0, 1.0))
     assert set(_process().arg_constraints) == {"weight", "bias", "readout", "rate"}
+
+
+def test_another_default_device() -> None:
+    """Tensors are made where the parameters are."""
+    process = _process()
+    expected = process.log_prob(POINTS)
+    with torch.device("meta"):
+        process = PoissonProcess(W, B, V, base=process.base, rate=5.0)
+        assert_close(process.log_prob(POINTS), expected)
+        assert process.sample((3,)).device == W.device
+        assert process.thin(0.5).superpose(process).expected_count.device == W.device
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """With validation off, no number is read on the host."""
+    process = _process(validate_args=False)
+    with torch.autograd.profiler.profile() as found:
+        process.log_prob(POINTS)
+    names = {event.name for event in found.function_events}
+    assert not names & {"aten::item", "aten::_local_scalar_dense", "aten::nonzero"}
