@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, special
+from scipy import integrate, special, stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
@@ -30,7 +30,7 @@ from pyro_snefy.bases import (
     UniformCube,
     UniformSphere,
 )
-from pyro_snefy.numerics.segments import faddeeva, log_segment, wave_segment
+from pyro_snefy.numerics.segments import faddeeva, log_segment, segment_moments, wave_segment
 
 F64 = torch.float64
 INF = torch.inf
@@ -77,7 +77,7 @@ PLANES = {
     "Product": lambda: Product([_scalar(), Interval(_t(-1.0)[0], _t(1.5)[0])]),
     "Mixture": lambda: Mixture(_t(0.0, 0.4), [_normal(), Gaussian(_t(1.0, 1.0), _t(0.5, 0.5))]),
 }
-WAVES = [Cos(), Sin(), Cis(), Exp(), Exp(0.5)]
+WAVES = [Cos(), Sin(), Cis(), Exp(), Exp(0.5), Snake(1.5), Snake(0.7, False), Identity()]
 
 
 def _by_cubature(law: SNEFY, low: Tensor, high: Tensor) -> float:
@@ -102,15 +102,9 @@ def test_boxes_in_the_plane(activation: Activation, base: str) -> None:
     expected = torch.tensor(
         [_by_cubature(law, a, b) for a, b in zip(low, high, strict=True)], dtype=F64
     )
-    assert_close(law.interval_probability(low, high), expected, rtol=1e-10, atol=0.0)
-
-
-@pytest.mark.parametrize("activation", [Snake(1.5), Identity()], ids=str)
-def test_linear_parts_on_a_uniform_box(activation: Activation) -> None:
-    law = _plane(activation, UniformBox(_t(-1.5, -0.5), _t(1.0, 2.0)))
-    low, high = _t(-0.9, -0.3), _t(0.5, 1.3)
-    expected = _by_cubature(law, low, high)
-    assert law.interval_probability(low, high).item() == pytest.approx(expected, rel=1e-11)
+    # Linear parts of waves lose digits in the third box, which is narrow.
+    digits = 1e-9 if isinstance(activation, Snake) else 1e-10
+    assert_close(law.interval_probability(low, high), expected, rtol=digits, atol=0.0)
 
 
 def test_reference_values() -> None:
@@ -160,7 +154,7 @@ def test_intervals_on_the_line(activation: Activation, base: Any) -> None:
         assert found == pytest.approx(expected, rel=1e-10)
 
 
-@pytest.mark.parametrize("activation", [Cos(), Exp(0.5), Snake(1.0), ReLU()], ids=str)
+@pytest.mark.parametrize("activation", [Cos(), Exp(0.5), Snake(1.0), Identity(), ReLU()], ids=str)
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_tails_have_their_digits(activation: Activation, sign: int) -> None:
     """Intervals far out on either side, against quadrature of the scaled density."""
@@ -242,7 +236,7 @@ def test_marks_and_an_unbounded_sphere() -> None:
         law.interval_probability(_t(0.0, -INF, -INF, 0.5), high)
 
 
-@pytest.mark.parametrize("activation", [Cos(), Exp()], ids=str)
+@pytest.mark.parametrize("activation", [Cos(), Exp(), Snake(1.0)], ids=str)
 @pytest.mark.parametrize("base", ["Gaussian", "GaussianMixture", "UniformBox"])
 def test_gradients(activation: Activation, base: str) -> None:
     law = PLANES[base]()
@@ -316,7 +310,6 @@ def test_empty_boxes_have_no_mass() -> None:
 @pytest.mark.parametrize(
     ("activation", "base"),
     [
-        (Snake(1.0), _normal()),
         (ReLU(), _normal()),
         (Cos(), Gaussian(_t(0.0, 0.0), scale_tril=torch.eye(2, dtype=F64))),
         (Cos(), UniformSphere(2)),
@@ -397,3 +390,18 @@ def test_another_default_device(base: str) -> None:
     expected = law.interval_probability(low, high)
     with torch.device("meta"):
         assert_close(law.interval_probability(low, high), expected)
+
+
+def test_moments_of_segments() -> None:
+    """Against SciPy where it has digits, and the uniform law for a tiny segment."""
+    low, high = _t(-1.0, 3.0, -INF, -2.0, 0.3), _t(0.5, INF, -1.0, 4.0, 0.35)
+    mean, variance = segment_moments(low, high, log_segment(None, low, high)[0])
+    expected = [
+        stats.truncnorm(a, b).stats() for a, b in zip(low.tolist(), high.tolist(), strict=True)
+    ]
+    assert_close(mean, _t(*(float(m) for m, _ in expected)), rtol=1e-10, atol=1e-12)
+    assert_close(variance, _t(*(float(v) for _, v in expected)), rtol=1e-6, atol=1e-12)
+    low, high = _t(7.0), _t(7.0 + 2e-6)
+    mean, variance = segment_moments(low, high, log_segment(None, low, high)[0])
+    assert_close(mean, _t(7.0 + 1e-6 - 7e-12 / 3), rtol=1e-15, atol=1e-15)
+    assert_close(variance, _t(1e-12 / 3), rtol=1e-8, atol=0.0)

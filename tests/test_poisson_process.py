@@ -395,8 +395,8 @@ def test_bad_input() -> None:
         _process(readout=None, gram=-torch.eye(2, dtype=F64))
     with pytest.raises(ValueError, match=r"broadcasts with the batch shape \(3,\), got \(2,\)"):
         PoissonProcess(W, torch.zeros(3, 2, dtype=F64), V, base=_normal(), rate=_t(1.0, 2.0))
-    with pytest.raises(NotImplementedError, match=r"Snake.*Gaussian"):
-        _process(activation=Snake(1.0)).expected_count_in(_t(0.0, 0.0), _t(1.0, 1.0))
+    with pytest.raises(NotImplementedError, match=r"ReLU.*Gaussian"):
+        _process(activation=ReLU()).expected_count_in(_t(0.0, 0.0), _t(1.0, 1.0))
     assert set(_process().arg_constraints) == {"weight", "bias", "readout", "rate"}
 
 

@@ -364,9 +364,9 @@ class SNEFY(TorchDistribution):
             \sigma(w_j \cdot t(x) + b_j) \mu(dx)
 
         It has its digits in the tails, and finite gradients. Events with one coordinate may have
-        any pair of activation and base with a :meth:`cdf`. Vectors have a closed form with ``Cos``,
-        ``Sin``, ``Cis`` and ``Exp`` on diagonal Gaussians and their mixtures, and with more
-        activations on boxes and finite sets; the error lists what works.
+        any pair of activation and base with a :meth:`cdf`. Vectors have a closed form with
+        ``Cos``, ``Sin``, ``Cis``, ``Snake``, ``Identity`` and ``Exp`` on diagonal Gaussians, their
+        mixtures and boxes; the error lists what works.
 
         Arguments:
             low: The lower corners :math:`l`, with shape :math:`(*, \text{event})`; infinite ones

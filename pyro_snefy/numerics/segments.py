@@ -1,6 +1,6 @@
 r"""Integrals of the standard normal density over segments, with an exponential or a wave."""
 
-__all__ = ["faddeeva", "log_segment", "wave_segment"]
+__all__ = ["density_over", "faddeeva", "log_segment", "segment_moments", "wave_segment"]
 
 import math
 
@@ -88,11 +88,20 @@ def _middle(low: Tensor, high: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, T
 
 def _log_segment_slopes(_: None, low: Tensor, high: Tensor) -> list[tuple[Tensor, ...]]:
     (value,) = log_segment(None, low, high)
-    return [(-_density(low, value), _density(high, value))]
+    return [(-density_over(low, value), density_over(high, value))]
 
 
-def _density(x: Tensor, log_scale: Tensor) -> Tensor:
-    # The standard normal density over a scale; zero at infinity, with a zero gradient.
+def density_over(x: Tensor, log_scale: Tensor) -> Tensor:
+    r"""The standard normal density over :math:`e^g`; zero at infinity, with a zero gradient.
+
+    Arguments:
+        x: Where to evaluate the density.
+        log_scale: The logarithms :math:`g`.
+
+    Example:
+        >>> density_over(torch.tensor([0.0, torch.inf]), torch.zeros(2))
+        tensor([0.3989, 0.0000])
+    """
     finite = x.isfinite()
     safe = torch.where(finite, x, torch.zeros_like(x))
     exponent = -safe * safe / 2 - _LOG_ROOT - log_scale
@@ -124,13 +133,48 @@ def log_segment(_: None, low: Tensor, high: Tensor) -> tuple[Tensor]:
     return (torch.where(narrow, log_narrow, value),)
 
 
+def segment_moments(low: Tensor, high: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Mean and variance of the standard normal law, given that it is in a segment.
+
+    .. math:: m = \frac{\phi(l) - \phi(u)}{\int_l^u \phi}, \quad
+        v = 1 - m^2 + \frac{l \phi(l) - u \phi(u)}{\int_l^u \phi}
+
+    Narrow segments, for which the differences would cancel, are integrated by quadrature.
+
+    Arguments:
+        low: The lower ends :math:`l`, which may be infinite.
+        high: The upper ends :math:`u > l`.
+        log_mass: What :func:`log_segment` says of them.
+
+    Example:
+        >>> zero, infinite = torch.zeros(1), torch.full((1,), torch.inf)
+        >>> segment_moments(zero, infinite, log_segment(None, zero, infinite)[0])
+        (tensor([0.7979]), tensor([0.3634]))
+    """
+    lower, upper = density_over(low, log_mass), density_over(high, log_mass)
+    mean = lower - upper
+    left, right = (torch.where(x.isfinite(), x, torch.zeros_like(x)) for x in (low, high))
+    variance = 1 - mean.square() + left * lower - right * upper
+    middle, half, narrow = _middle(low, high, torch.zeros_like(low))
+    sums = [torch.zeros_like(low) for _ in range(3)]
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+        size = weight * (-(middle + half * node / 2) * half * node).exp()
+        sums = [total + size * node**k for k, total in enumerate(sums)]
+    first, second = sums[1] / sums[0], sums[2] / sums[0]
+    near = half.square() * (second - first.square())
+    return (
+        torch.where(narrow, middle + half * first, mean),
+        torch.where(narrow, near, variance).clamp(min=0),
+    )
+
+
 def _wave_segment_slopes(
     _: None, low: Tensor, high: Tensor, omega: Tensor, log_scale: Tensor
 ) -> list[tuple[Tensor, ...]]:
     # d/dω ∫ φ e^{iωt} = -i [φ e^{iωt}] - ω ∫ φ e^{iωt}, by parts.
     real, imag = wave_segment(None, low, high, omega, log_scale)
     (low_cos, low_sin), (high_cos, high_sin) = (
-        _wave(_density(x, log_scale), x, omega) for x in (low, high)
+        _wave(density_over(x, log_scale), x, omega) for x in (low, high)
     )
     return [
         (-low_cos, high_cos, high_sin - low_sin - omega * real),

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..activations import Cis, Cos, Exp, Sin
 from ..bases import (
     Base,
     Discrete,
@@ -38,9 +37,10 @@ from ..bases.base import TensorField
 from ..bases.engines import Pairs
 from ..bases.mixture import BatchedMixture
 from ..kernels.kernel import in_chunks
+from ..kernels.registry import closed_form
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes, safe_log, safe_logsumexp
-from ..numerics.segments import log_segment, wave_segment
+from ..numerics.segments import density_over, log_segment, segment_moments, wave_segment
 from .quantiles import box_mass
 
 # Pairs of neurons in boxes that are evaluated at once: about as much as the caches hold.
@@ -50,11 +50,7 @@ Restricted = tuple[Tensor, Base]
 
 
 class _TruncatedGaussian(FourierBase, LaplaceBase):
-    r"""The normal law with a diagonal covariance, given that it is in a box, :math:`t(x) = x`.
-
-    The centre of the statistic is the point of the box that is nearest to the mean of the normal
-    law. Only waves without a linear part may use it in place of the mean.
-    """
+    r"""The normal law with a diagonal covariance, given that it is in a box, :math:`t(x) = x`."""
 
     tensor_fields: ClassVar[dict[str, TensorField]] = {
         name: TensorField(constraints.real, per_event=True)
@@ -82,22 +78,49 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
 
     def mean(self, like: Tensor) -> Tensor:
         loc, scale, low, high = self._ends()
-        return (loc + scale * _nearest(low, high)).squeeze(-2)
+        centre, _ = segment_moments(low, high, log_segment(None, low, high)[0])
+        return (loc + scale * centre).squeeze(-2)
 
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+    def covariance(self, like: Tensor) -> Tensor:
         _, scale, low, high = self._ends()
-        omega = omega * scale  # (*, E, D)
+        _, variance = segment_moments(low, high, log_segment(None, low, high)[0])
+        return torch.diag_embed((scale.square() * variance).squeeze(-2))
+
+    def _factors(self, omega: Tensor) -> Tensor:
+        # E[e^{iωt}] of each coordinate, standardised and centred, complex, (*, E, D).
+        _, _, low, high = self._ends()
         (log_mass,) = log_segment(None, low, high)
-        nearest = _nearest(low, high)
+        nearest = torch.zeros_like(low).clamp(low.detach(), high.detach())
         log_scale = -nearest.square() / 2  # about the mass, and without a gradient
         ends = torch.broadcast_tensors(low, high, omega, log_scale)
         real, imag = wave_segment(None, *ends)
-        share = (log_scale - log_mass).exp()
-        phase = omega * nearest
-        cos, sin = phase.cos(), phase.sin()
-        value = torch.complex(real * cos + imag * sin, imag * cos - real * sin) * share
-        value = value.prod(-1)
+        centre, _ = segment_moments(low, high, log_mass)
+        phase, share = omega * centre, (log_scale - log_mass).exp()
+        cos, sin = phase.cos() * share, phase.sin() * share
+        return torch.complex(real * cos + imag * sin, imag * cos - real * sin)
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        value = self._factors(omega * self._ends()[1])
+        value = value.prod(-1) if value.shape[-1] > 1 else value.squeeze(-1)
         return value.real, value.imag
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # By parts, E[t e^{iωt}] = iω E[e^{iωt}] - [φ e^{iωt}] / mass, before centring.
+        _, scale, low, high = self._ends()
+        omega = omega * scale
+        value = self._factors(omega)
+        (log_mass,) = log_segment(None, low, high)
+        centre, _ = segment_moments(low, high, log_mass)
+        lower, upper = (
+            torch.polar(density_over(x, log_mass).expand_as(omega), omega * (_finite(x) - centre))
+            for x in (low, high)
+        )
+        moment = scale * (lower - upper + (1j * omega - centre) * value)
+        ones = torch.ones_like(value[..., :1])
+        before = torch.cat([ones, value[..., :-1]], dim=-1).cumprod(-1)
+        after = torch.cat([ones, value[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
+        moment = moment * before * after
+        return moment.real, moment.imag
 
     def pair_characteristics(self, weight: Tensor) -> Pairs:
         # χ(-ω) is the conjugate of χ(ω): pairs i <= j are enough.
@@ -128,9 +151,8 @@ def _standardized(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return torch.where(finite, (torch.where(finite, x, loc) - loc) / scale, x.detach())
 
 
-def _nearest(low: Tensor, high: Tensor) -> Tensor:
-    # The point of a segment that is nearest to zero.
-    return torch.zeros_like(low).clamp(low.detach(), high.detach())
+def _finite(x: Tensor) -> Tensor:
+    return torch.where(x.isfinite(), x, torch.zeros_like(x))
 
 
 class _TruncatedMixture(BatchedMixture):
@@ -258,19 +280,29 @@ def _(base: Mixture, low: Tensor, high: Tensor) -> Restricted:
     return safe_logsumexp(logits), part
 
 
+@singledispatch
 def _to_latent(base: Base, x: Tensor) -> Tensor:
-    # Ends of boxes of the latent base, where its coordinates are increasing functions of the
-    # coordinates of the base, one of each.
-    if isinstance(base, UniformCube):
-        inside = torch.special.ndtri(x.clamp(1e-300, 1 - 1e-16))
-        x = torch.where(x <= 0, -torch.inf, torch.where(x >= 1, torch.inf, inside))
-    elif isinstance(base, Standardized):
-        x = _standardized(x, base.loc, base.scale)
-    elif isinstance(base, Product):
-        x = base._join([_to_latent(part, piece) for part, piece in base._pieces(x)])
-    elif isinstance(base, Pushforward) and not bool(x.isinf().all()):
+    # Ends of boxes of the latent base, whose coordinates are increasing functions of coordinates
+    # of the base, one of each.
+    if isinstance(base, Pushforward) and not bool(x.isinf().all()):
         raise NotImplementedError(f"{base} has no masses of boxes in closed form")
     return x
+
+
+@_to_latent.register
+def _(base: UniformCube, x: Tensor) -> Tensor:
+    inside = torch.special.ndtri(x.clamp(1e-300, 1 - 1e-16))
+    return torch.where(x <= 0, -torch.inf, torch.where(x >= 1, torch.inf, inside))
+
+
+@_to_latent.register
+def _(base: Standardized, x: Tensor) -> Tensor:
+    return _standardized(x, base.loc, base.scale)
+
+
+@_to_latent.register
+def _(base: Product, x: Tensor) -> Tensor:
+    return base._join([_to_latent(part, piece) for part, piece in base._pieces(x)])
 
 
 def log_box_mass(network: Network, low: Tensor, high: Tensor) -> Tensor:
@@ -301,10 +333,10 @@ def log_box_mass(network: Network, low: Tensor, high: Tensor) -> Tensor:
         if base.event_shape.numel() > 1:
             raise NotImplementedError(
                 f"No closed form for boxes with {network.activation} on {base}: {error}. There is "
-                "one for events with one coordinate; for vectors with every activation that a "
-                "UniformBox or a Discrete base takes; with Cos, Sin, Cis and Exp on a Gaussian "
-                "with scale, a GaussianMixture and a UniformCube; on Standardized ones, and on a "
-                "Product or Mixture of these. Other factors of a Product may be left unbounded."
+                "one for events with one coordinate; for vectors with Cos, Sin, Cis, Snake, "
+                "Identity and Exp on a Gaussian with scale, a GaussianMixture, a UniformCube and a "
+                "UniformBox; with every activation on a Discrete base; on Standardized ones, and "
+                "on a Product or Mixture of these. Other factors of a Product may be unbounded."
             ) from None
     low, high = ((x.squeeze(-1) if rank else x).expand(shape) for x in (low, high))
     return safe_log(box_mass(network.latent(), low, high)) + network.log_normalizer()
@@ -317,10 +349,8 @@ def _by_restriction(network: Network, low: Tensor, high: Tensor) -> Tensor:
     def evaluate(rows: Tensor) -> Tensor:
         ends = rows.chunk(2, dim=-1) if event_dim else rows.unbind(-1)
         log_mass, part = restrict(base, *ends)
-        truncated = (_TruncatedGaussian, _TruncatedMixture)
-        waves = isinstance(network.activation, Cos | Sin | Cis | Exp)
-        if not waves and any(isinstance(x, truncated) for x in part.parts()):
-            raise NotImplementedError("of boxes there are integrals of waves and exponentials")
+        if not closed_form(network.activation, part, bias=False):
+            raise NotImplementedError("products of two bends have no integrals over its boxes")
         empty = log_mass == -torch.inf
         value = replace(network, base=part).log_normalizer()
         return torch.where(empty, log_mass, value + log_mass)

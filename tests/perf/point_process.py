@@ -24,9 +24,9 @@ from torch import Tensor
 from pyro_snefy import PoissonProcess, fit, point_process
 from pyro_snefy.bases import UniformBox
 
-SPLITS, FITS, NEURONS, ROWS, EPOCHS = 3, 8, 200, 8, 60
+SPLITS, FITS, NEURONS, ROWS, EPOCHS = 3, 8, 200, 16, 60
 LOW, HIGH = torch.zeros(2), torch.tensor([1.0, 0.5])
-SLOW, FAST = 2.0, 7.0  # factors on the frequencies of `initialize`, whose waves are slow
+SLOW, FAST = 2.0, 8.0  # factors on the frequencies of `initialize`, whose waves are slow
 
 
 def read(path: str) -> Tensor:
