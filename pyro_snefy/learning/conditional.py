@@ -1,6 +1,6 @@
 r"""Conditional squared neural families: a network emits the parameters for each context."""
 
-__all__ = ["AsinhNet", "ConditionalSNEFY", "conditional_snefy"]
+__all__ = ["ConditionalSNEFY", "conditional_snefy"]
 
 import math
 from collections.abc import Sequence
@@ -206,19 +206,9 @@ def _check(
         )
 
 
-class AsinhNet(nn.Module):
-    r"""A network of rectifiers, on asinh of its inputs.
-
-    A network of rectifiers is linear far from the data: at an outlying context it would emit a
-    location far from the truth, with a small scale. asinh brings outlying contexts near.
-
-    Arguments:
-        sizes: The sizes of all layers, inputs and outputs included.
-
-    Example:
-        >>> AsinhNet([3, 8, 2])(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
-    """
+class _AsinhNet(nn.Module):
+    # A network of rectifiers is linear far from the data: at an outlying context it would emit a
+    # location far from the truth, with a small scale. asinh brings outlying contexts near.
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -295,5 +285,5 @@ def conditional_snefy(
         event = torch.empty(base.event_shape)
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         outputs = sum(head.size(Parameters(event, event, bias, readout)) for head in heads)
-        net = AsinhNet([context_dim, *hidden_dims, outputs])
+        net = _AsinhNet([context_dim, *hidden_dims, outputs])
     return ConditionalSNEFY(base, context_dim, net, hidden_dim, readout_dim, activation, heads)

@@ -16,7 +16,7 @@ from ..activations import Activation, Cos
 from ..bases import Base
 from ..distributions.poisson_process import PoissonProcess
 from ..distributions.snefy import SNEFY
-from .conditional import AsinhNet, conditional_snefy
+from .conditional import _AsinhNet, conditional_snefy
 from .heads import Head
 from .initialization import spread
 from .joint import JointSNEFY, snefy
@@ -107,7 +107,7 @@ class _Counts(nn.Module):
 
     def __init__(self, context_dim: int, hidden_dims: Sequence[int]) -> None:
         super().__init__()
-        self.net = AsinhNet([context_dim, *hidden_dims, 1])
+        self.net = _AsinhNet([context_dim, *hidden_dims, 1])
         self.log_mean = nn.Parameter(torch.zeros(()))
         self.register_buffer("context_loc", torch.zeros(context_dim))
         self.register_buffer("context_scale", torch.ones(context_dim))
@@ -317,10 +317,16 @@ def point_process(
         >>> process().expected_count
         tensor(200., grad_fn=<ExpandBackward0>)
     """
-    base = as_base(base_or_dim, "point_process")
     if context_dim is None:
+        base = as_base(base_or_dim, "point_process")
         return PointProcess(snefy(base, hidden_dim, readout_dim, activation, learn_base))
     density = conditional_snefy(
-        base, context_dim, hidden_dim, readout_dim, activation, hidden_dims, heads=heads
+        base_or_dim,
+        context_dim,
+        hidden_dim=hidden_dim,
+        readout_dim=readout_dim,
+        activation=activation,
+        hidden_dims=hidden_dims,
+        heads=heads,
     )
     return ConditionalPointProcess(density, _Counts(context_dim, hidden_dims))
