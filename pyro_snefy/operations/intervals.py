@@ -174,7 +174,7 @@ class _TruncatedMixture(BatchedMixture):
 
     @property
     def components(self) -> _TruncatedGaussian:
-        return _TruncatedGaussian(self.loc, self.scale, self.low, self.high, rank=1)
+        return _TruncatedGaussian(self.loc, self.scale, self.low, self.high, self.event_dim)
 
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)
@@ -221,7 +221,8 @@ def _(base: Gaussian, low: Tensor, high: Tensor) -> Restricted:
 
 @restrict.register
 def _(base: GaussianMixture, low: Tensor, high: Tensor) -> Restricted:
-    log_masses, part = restrict(base.gaussians, low.unsqueeze(-2), high.unsqueeze(-2))
+    place = -1 - base.event_dim
+    log_masses, part = restrict(base.gaussians, low.unsqueeze(place), high.unsqueeze(place))
     logits = base.log_weights() + log_masses
     empty = (logits == -torch.inf).all(-1)
     finite = torch.where(empty.unsqueeze(-1), torch.zeros_like(logits), logits)
