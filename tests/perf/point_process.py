@@ -18,9 +18,9 @@ one fit, mean of eight       7.779 7.769 7.761 7.770
 mean of eight fits           7.817 7.809 7.798 7.808
 ============================ ===== ===== ===== =====
 
-The mean of eight fits is on a par with the kernel estimate, ahead on one half of three; a single fit
-is behind both. Fourteen settings (neurons, rows, frequencies, learning rate, number of fits) were
-compared on a fifth of the points that half 0 learns from; the test points were used once. Run as
+The mean of eight fits is on a par with the kernel estimate, ahead on one half of three. A single
+fit is behind both. Fourteen settings (neurons, rows, frequencies, learning rate, number of fits)
+were compared on a fifth of the points that half 0 learns from; test points were used once. Run as
 ``python -m tests.perf.point_process bei.csv``.
 """
 
