@@ -20,7 +20,8 @@ mean of eight fits           7.817 7.809 7.798 7.808
 
 The mean of eight fits is on a par with the kernel estimate, ahead on one half of three. A single
 fit is behind both. Fourteen settings (neurons, rows, frequencies, learning rate, number of fits)
-were compared on a fifth of the points that half 0 learns from; test points were used once. Run as
+were compared on a fifth of the points that half 0 learns from. Some of these points are test points
+of halves 1 and 2: only the test of half 0 is clean, and there the kernel estimate is ahead. Run as
 ``python -m tests.perf.point_process bei.csv``.
 """
 
