@@ -5,6 +5,7 @@ __all__ = [
     "Bias",
     "Head",
     "LocationScale",
+    "PoissonProcess",
     "ReadoutHead",
     "SphereReparam",
     "activations",
@@ -12,11 +13,21 @@ __all__ = [
     "conditional_snefy",
     "fit",
     "kernels",
+    "point_process",
     "snefy",
     "to_inference_data",
 ]
 
 from . import activations, bases, kernels
-from .distributions import SNEFY
+from .distributions import SNEFY, PoissonProcess
 from .interop import SphereReparam, to_inference_data
-from .learning import Bias, Head, LocationScale, ReadoutHead, conditional_snefy, fit, snefy
+from .learning import (
+    Bias,
+    Head,
+    LocationScale,
+    ReadoutHead,
+    conditional_snefy,
+    fit,
+    point_process,
+    snefy,
+)

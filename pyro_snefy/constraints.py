@@ -9,6 +9,7 @@ __all__ = [
     "missing",
     "permuted",
     "product",
+    "realisations",
     "union",
     "unit_sphere",
 ]
@@ -139,6 +140,20 @@ class _Missing(_Composed):
         return self.parts[0].check(filled)
 
 
+class _Realisations(_Composed):
+    r"""Finite sets of points, one in each row. A row of NaN is no point."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__(base)
+        self.event_dim = base.event_dim + 1
+
+    def check(self, value: Tensor) -> Tensor:
+        none = value.isnan().all(-1) if self.event_dim > 1 else value.isnan()
+        if not value.numel():
+            return none.all(-1)  # no points; torch's constraints need a row
+        return (self.parts[0].check(value) | none).all(-1)
+
+
 def _stack(checks: Iterable[Tensor]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*checks))
 
@@ -149,6 +164,7 @@ permuted = _Permuted
 intervals = _Intervals
 finite_set = _FiniteSet
 product = _Product
+realisations = _Realisations
 
 
 def union(parts: Sequence[Any]) -> Any:

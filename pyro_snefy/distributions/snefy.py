@@ -17,13 +17,16 @@ from ..kernels.registry import check_closed_form
 from ..network import Network
 from ..numerics.forms import Features, Gram, Readout
 from ..numerics.linalg import broadcast_shapes, take
+from ..operations.intervals import log_box_mass
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
 from ..operations.quantiles import cdf, icdf
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
+from .censored import Censored
 from .marginal import Marginal
 from .partially_observed import PartiallyObserved
 from .validation import (
+    check_box,
     check_expansion,
     check_normalizer,
     check_one_coordinate,
@@ -354,6 +357,28 @@ class SNEFY(TorchDistribution):
             check_probabilities(value)
         return icdf(self._network, 0, value)
 
+    def interval_probability(self, low: Tensor, high: Tensor) -> Tensor:
+        r"""The probability of boxes, :math:`P(l \leq x \leq u)`.
+
+        .. math:: P(A) = \frac{1}{Z} \sum_{ij} (V^\top V)_{ij} \int_A \sigma(w_i \cdot t(x) + b_i)
+            \sigma(w_j \cdot t(x) + b_j) \mu(dx)
+
+        It has its digits in the tails, and finite gradients. Events with one coordinate may have
+        any pair of activation and base with a :meth:`cdf`. Vectors have a closed form with
+        ``Cos``, ``Sin``, ``Cis``, ``Snake``, ``Identity`` and ``Exp`` on diagonal Gaussians, their
+        mixtures and boxes; the error lists what works.
+
+        Arguments:
+            low: The lower corners :math:`l`, with shape :math:`(*, \text{event})`; infinite ones
+                are allowed.
+            high: The upper corners :math:`u`, of the same shape.
+        """
+        check_box(low, high, self.event_shape)
+        log_mass = log_box_mass(self._network, low, high)
+        log_normalizer = self._checked_normalizer(self._network.to(torch.float64))
+        probability = (log_mass - log_normalizer).exp().clamp(max=1.0)
+        return probability.to(self.weight.dtype)
+
     def conditional(self, dims: Sequence[int], values: Tensor) -> "SNEFY":
         r"""The law of the other coordinates, in their order, given the values of some.
 
@@ -410,9 +435,29 @@ class SNEFY(TorchDistribution):
             return SNEFY._from_network(network, bool(self._validate_args))
         return Marginal(self, dims)
 
-    def partially_observed(self) -> PartiallyObserved:
-        """The same law, for events with missing coordinates, which are marked by NaN."""
-        return PartiallyObserved(self)
+    def partially_observed(
+        self, low: Tensor | float | None = None, high: Tensor | float | None = None
+    ) -> PartiallyObserved:
+        r"""The same law, for events with missing coordinates, which are marked by NaN.
+
+        Arguments:
+            low: Lower bounds, with shape :math:`(*, \text{event})`. A coordinate that equals its
+                bound is only known to be at or below it.
+            high: Upper bounds, of the same shape. A coordinate that equals its bound is only known
+                to be at or above it.
+        """
+        return PartiallyObserved(self, low, high)
+
+    def censored(
+        self, low: Tensor | float | None = None, high: Tensor | float | None = None
+    ) -> Censored:
+        r"""The law of :math:`\min(\max(x, l), u)` for scalar events, as in a Tobit model.
+
+        Arguments:
+            low: The lower bound :math:`l`, which carries the mass at and below it, or None.
+            high: The upper bound :math:`u`, which carries the mass at and above it, or None.
+        """
+        return Censored(self, low, high)
 
     @property
     def mean(self) -> Tensor:

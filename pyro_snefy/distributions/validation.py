@@ -1,7 +1,10 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "check_bounds",
+    "check_box",
     "check_expansion",
+    "check_gram",
     "check_normalizer",
     "check_one_coordinate",
     "check_probabilities",
@@ -107,10 +110,11 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
             f"got {weight}."
         )
     if arguments["gram"] is not None:
-        _check_gram(matrix)
+        check_gram(matrix)
 
 
-def _check_gram(gram: Tensor) -> None:
+def check_gram(gram: Tensor) -> None:
+    """Checks that a gram is Hermitian and positive semi-definite, up to rounding."""
     largest = gram.abs().amax((-2, -1), keepdim=True)
     tolerance = 1e3 * torch.finfo(gram.dtype).eps
     if not ((gram - gram.mH).abs() <= tolerance * largest).all():
@@ -197,3 +201,33 @@ def check_probabilities(value: Tensor) -> None:
     """Checks that values are probabilities."""
     if not bool(((value >= 0) & (value <= 1)).all()):
         raise ValueError(f"Expected probabilities between 0 and 1, got {value}.")
+
+
+def check_box(low: Tensor, high: Tensor, event_shape: Size) -> None:
+    """Checks the corners of boxes: events without NaN."""
+    for name, value in (("low", low), ("high", high)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Expected {name} to be a Tensor, got {value!r}.")
+        end = value.shape[max(0, value.dim() - len(event_shape)) :]
+        if end != event_shape:
+            raise ValueError(
+                f"Expected {name} with shape (*, {', '.join(map(str, event_shape))}), "
+                f"got {tuple(value.shape)}."
+            )
+        if bool(value.isnan().any()):
+            raise ValueError(f"Expected {name} without NaN, got {value}.")
+
+
+def check_bounds(
+    caller: str, like: Tensor, low: Tensor | float | None, high: Tensor | float | None
+) -> tuple[Tensor, Tensor]:
+    """Bounds as tensors, infinite where there is none; raises unless lower ones are below."""
+    found = []
+    for name, value, missing in (("low", low, -math.inf), ("high", high, math.inf)):
+        if not (value is None or isinstance(value, Tensor | float | int)):
+            raise TypeError(f"{caller}: expected {name} to be a number or a Tensor, got {value!r}.")
+        value = missing if value is None else value
+        found.append(torch.as_tensor(value, dtype=like.dtype, device=like.device))
+    if not bool((found[0] < found[1]).all()):
+        raise ValueError(f"{caller}: expected low < high, got low {low} and high {high}.")
+    return found[0], found[1]

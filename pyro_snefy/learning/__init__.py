@@ -2,14 +2,17 @@ r"""Modules that own the parameters of distributions, and their fit by maximum l
 
 __all__ = [
     "Bias",
+    "ConditionalPointProcess",
     "ConditionalSNEFY",
     "Head",
     "History",
     "JointSNEFY",
     "LocationScale",
+    "PointProcess",
     "ReadoutHead",
     "conditional_snefy",
     "fit",
+    "point_process",
     "snefy",
 ]
 
@@ -17,3 +20,4 @@ from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
 from .heads import Bias, Head, LocationScale, ReadoutHead
 from .joint import JointSNEFY, snefy
+from .point_process import ConditionalPointProcess, PointProcess, point_process

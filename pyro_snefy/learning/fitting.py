@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 
 from .parameters import check_sizes
+from .point_process import fits_processes
 
 # The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
 # poor in the first steps.
@@ -105,6 +106,7 @@ class _NoLatents(nn.Module):
         pass
 
 
+@fits_processes
 def fit(
     module: nn.Module,
     x: Tensor,
@@ -128,8 +130,9 @@ def fit(
 
     Arguments:
         module: A module that returns a distribution when it is called, with contexts if there are
-            any: a :func:`~pyro_snefy.snefy`, a :func:`~pyro_snefy.conditional_snefy`, or a module
-            of your own, with transforms on top for example.
+            any: a :func:`~pyro_snefy.snefy`, a :func:`~pyro_snefy.conditional_snefy`, a
+            :func:`~pyro_snefy.point_process`, or a module of your own, with transforms on top for
+            example.
         x: The events, with shape :math:`(N, \text{event})`. NaN marks a coordinate that is not
             observed, if the distribution has a method ``partially_observed``.
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.

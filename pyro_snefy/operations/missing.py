@@ -4,7 +4,7 @@ The observed coordinates of a row follow their marginal law (arXiv:2305.13552, s
 coordinates of a row are observed is its pattern.
 """
 
-__all__ = ["check_patterns", "log_numerator_of_rows", "patterns_of"]
+__all__ = ["check_patterns", "log_numerator_of_boxes", "log_numerator_of_rows", "patterns_of"]
 
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..bases import Base, Product
 from ..network import Network
 from ..numerics.linalg import rows_matmul
+from .intervals import log_box_mass
 from .marginals import log_numerator
 
 
@@ -78,6 +79,58 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
         value = log_numerator(network, dims, rows[..., dims])
         total = torch.where(pattern.reshape(shape) == k, value.double(), total)
     return total
+
+
+def log_numerator_of_boxes(
+    network: Network, rows: Tensor, below: Tensor, above: Tensor, low: Tensor, high: Tensor
+) -> Tensor:
+    r"""As :func:`log_numerator_of_rows`, where some coordinates are known to be beyond bounds.
+
+    .. math:: \mu_1(x_1) \int_A \left\| V \sigma(W_1 t_1(x_1) + W_2 t_2(x_2) + b) \right\|^2
+        \mu_{2 | 1}(dx_2)
+
+    Here :math:`x_1` is observed, and :math:`A` is the box of the other coordinates.
+
+    Arguments:
+        network: The network of all coordinates, with batch shape :math:`(*)`.
+        rows: The events, with shape :math:`(*, d)`, and NaN for what is not observed.
+        below: Which coordinates are at or below ``low``, with shape :math:`(*, d)`.
+        above: Which coordinates are at or above ``high``, with shape :math:`(*, d)`.
+        low: The lower bounds, with shape :math:`(d)` or :math:`(*, d)`.
+        high: The upper bounds, of the same shape.
+
+    Returns:
+        The values, with shape :math:`(*)`.
+    """
+    shape, d = rows.shape[:-1], rows.shape[-1]
+    joint = network.expand(shape).flatten()
+    rows, below, above = (x.reshape(-1, d) for x in (rows, below, above))
+    if low.dim() > 1:  # bounds of each row
+        low, high = (x.expand(*shape, d).reshape(-1, d) for x in (low, high))
+    exact = ~(below | above | rows.isnan())
+    total = rows.new_zeros(len(rows), dtype=torch.float64)
+    patterns, pattern = patterns_of(torch.cat([exact, below, above], dim=-1))
+    for k, code in enumerate(patterns):
+        own, under, over = code.chunk(3)
+        (place,) = (pattern == k).nonzero(as_tuple=True)
+        given, hidden = own.nonzero().flatten().tolist(), (~own).nonzero().flatten().tolist()
+        values = rows[place][:, given].to(network.weight.dtype)
+        some = joint.members(place)
+        if not hidden:
+            found = some.log_density(values)
+        else:
+            bounds = (low, high) if low.dim() == 1 else (low[place], high[place])
+            ends = (
+                torch.where(over, bounds[1], -torch.inf)[..., hidden],
+                torch.where(under, bounds[0], torch.inf)[..., hidden],
+            )
+            density = values.new_zeros(len(place))
+            if given:
+                density = some.base.marginal(given).log_density(values)
+                some = some.condition(given, values).expand(some.batch_shape)
+            found = density + log_box_mass(some, *ends)
+        total = total.index_put((place,), found.double())
+    return total.reshape(shape)
 
 
 def patterns_of(observed: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ All terms of a quadrature of a density are positive. A distribution function thu
 the lower tail, too, where terms of a sum over pairs of neurons would cancel.
 """
 
-__all__ = ["Line", "cdf", "count_nodes", "icdf", "line"]
+__all__ = ["Line", "box_mass", "cdf", "count_nodes", "icdf", "line"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -133,6 +133,44 @@ class Line:
         high = torch.where(within, x, low)
         # Panels of no length have no nodes where the density need be finite.
         return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
+
+    def mass(self, low: Tensor, high: Tensor) -> Tensor:
+        r"""The mass of closed intervals, with digits in both tails, and with gradients.
+
+        Sums of panels start from the tail that is nearer, so that they do not cancel.
+
+        Arguments:
+            low: The lower ends, with shape :math:`(*, \text{batch})`.
+            high: The upper ends, of the same shape.
+        """
+        last = self.edges.shape[-1] - 1
+        after = self._search(self.edges, low, right=False)  # the first edge that is not below
+        before = self._search(self.edges, high, right=True) - 1  # the last edge that is not above
+        total = self._between(after, before) + self._moved(high) - self._moved(low)
+        if self.diffuse:
+            first, final = (self._gather(self.edges, x.clamp(0, last)) for x in (after, before))
+            # Panels of no length, and what is outside, have no nodes.
+            inner, outer = self.edges[..., 0], self.edges[..., -1]
+            low, high = (torch.minimum(torch.maximum(x, inner), outer) for x in (low, high))
+            together = after > before  # both ends in one panel
+            lower = self._chunked(self.integral, low, torch.where(together, high, first))
+            upper = self._chunked(self.integral, torch.where(together, high, final), high)
+            total = total + lower + upper
+        return torch.where(low <= high, total, 0.0).clamp(0.0, 1.0)
+
+    def _between(self, first: Tensor, last: Tensor) -> Tensor:
+        # The mass from one edge to another, (*, batch), the atoms at both included.
+        panels = torch.nn.functional.pad(self._panels(), (1, 0))
+        below = self.upper - self.atoms  # before each edge, and from each edge on
+        above = (
+            panels.flip(-1).cumsum(-1).flip(-1) - panels + self.atoms.flip(-1).cumsum(-1).flip(-1)
+        )
+        top = self.edges.shape[-1] - 1
+        start, end = first.clamp(0, top), last.clamp(0, top)
+        from_below = self._gather(self.upper, end) - self._gather(below, start)
+        from_above = self._gather(above, start) - self._gather(above - self.atoms, end)
+        lower_half = self._gather(self.upper, end) < self._gather(above, start)
+        return torch.where(first <= last, torch.where(lower_half, from_below, from_above), 0.0)
 
     def _moved(self, x: Tensor) -> Tensor:
         # Zero, but with the gradient of the mass that enters or leaves when a jump below x moves.
@@ -386,3 +424,14 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
         x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
     x = torch.where((q >= 0) & (q <= 1), x, torch.nan)
     return axis.from_latent(x.unsqueeze(-1) if network.base.event_dim else x).to(dtype)
+
+
+def box_mass(network: Network, low: Tensor, high: Tensor) -> Tensor:
+    r"""The probability of closed intervals, for events with one coordinate.
+
+    Arguments:
+        network: The network, in float64, whose statistic is its event.
+        low: The lower ends, with shape :math:`(*, \text{batch})`.
+        high: The upper ends, of the same shape.
+    """
+    return line(network).mass(low, high)

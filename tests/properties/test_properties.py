@@ -313,6 +313,40 @@ def test_distribution_function(description: Call, seed: int) -> None:
         assert ((back <= q + 1e-7 + room) | least).all(), f"cdf(icdf({q})) = {back}"
 
 
+@given(laws("one", batch=()), seeds)
+def test_intervals(description: Call, seed: int) -> None:
+    """The probability of an interval is a difference of distribution functions."""
+    law = _law(description)
+    assume(not _has_atoms(law.base))
+    low, high = events(law, seed, 2).sort(0).values
+    try:
+        found = law.interval_probability(low, high)
+        expected = law.cdf(high) - law.cdf(low)
+    except NotImplementedError:
+        assume(False)
+        raise
+    allowed = 1e-9 + _BUDGET * EPS * law.condition_number
+    assert ((found - expected).abs() <= allowed).all(), f"{found} != {expected}, [{low}, {high}]"
+
+
+@given(laws("several", batch=()), seeds)
+def test_slabs(description: Call, seed: int) -> None:
+    """Bounds on one coordinate give its marginal distribution function."""
+    law = _law(description)
+    x = events(law, seed, 1)[0]
+    k = seed % len(x)
+    high = torch.full_like(x, torch.inf)
+    high[k] = x[k]
+    try:
+        found = law.interval_probability(torch.full_like(x, -torch.inf), high)
+        expected = law.marginal([k]).cdf(x[k : k + 1])
+    except NotImplementedError:
+        assume(False)
+        raise
+    allowed = 1e-9 + _BUDGET * EPS * law.condition_number
+    assert ((found - expected).abs() <= allowed).all(), f"{found} != {expected}, x_{k} <= {x[k]}"
+
+
 def _has_atoms(base: Any) -> bool:
     if isinstance(base, bases.Mixture | bases.Product):
         return any(_has_atoms(part) for part in base.bases)
