@@ -182,14 +182,17 @@ class BatchedMixture(MixtureBase):
 
 
 class GaussianMixture(BatchedMixture):
-    r"""A mixture of normal laws with diagonal covariances, :math:`t(x) = x`.
+    r"""A mixture of normal laws, :math:`t(x) = x`.
 
-    .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, \mathrm{diag}(s_k^2))
+    .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, C_k), \quad
+        C_k = \mathrm{diag}(s_k^2) \text{ or } L_k L_k^\top
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
         loc: The means, with shape :math:`(*, K, d)`.
-        scale: The standard deviations, with shape :math:`(*, K, d)`.
+        scale: The standard deviations :math:`s`, with shape :math:`(*, K, d)`.
+        scale_tril: Instead of ``scale``, lower Cholesky factors :math:`L`, with shape
+            :math:`(*, K, d, d)`.
         validate_args: Whether the tensors are checked.
 
     Example:
@@ -201,6 +204,7 @@ class GaussianMixture(BatchedMixture):
         "logits": TensorField(constraints.real, rank=1),
         "loc": TensorField(constraints.real, rank=1, per_event=True),
         "scale": TensorField(constraints.positive, rank=1, per_event=True),
+        "scale_tril": TensorField(constraints.lower_cholesky, rank=3),
     }
     support = constraints.real_vector
 
@@ -208,18 +212,36 @@ class GaussianMixture(BatchedMixture):
         self,
         logits: TensorLike,
         loc: TensorLike,
-        scale: TensorLike,
+        scale: TensorLike | None = None,
         *,
+        scale_tril: TensorLike | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        shape, (self.logits, self.loc, self.scale) = as_parameters(
-            self, logits=(logits, "K"), loc=(loc, "Kd"), scale=(scale, "Kd")
-        )
+        self.scale: Tensor | None = None
+        self.scale_tril: Tensor | None = None
+        given: dict[str, tuple[TensorLike, str]] = {"logits": (logits, "K"), "loc": (loc, "Kd")}
+        if scale is not None and scale_tril is None:
+            shape, (self.logits, self.loc, self.scale) = as_parameters(
+                self, **given, scale=(scale, "Kd")
+            )
+        elif scale_tril is not None and scale is None:
+            shape, (self.logits, self.loc, self.scale_tril) = as_parameters(
+                self, **given, scale_tril=(scale_tril, "Kdd")
+            )
+            found = tuple(self.scale_tril.shape)
+            if len(found) < 3 or found[-2:] != (shape[-2], shape[-2]):
+                raise ValueError(
+                    "GaussianMixture: expected scale_tril with shape (*, K, d, d) to match loc "
+                    f"with shape {tuple(self.loc.shape)}, got {found}."
+                )
+            shape = shape[:-1]
+        else:
+            raise ValueError("GaussianMixture: expected exactly one of scale and scale_tril.")
         super().__init__(shape[:-2], shape[-1:], shape[-1], validate_args)
 
     @property
     def components(self) -> Gaussian:
-        return Gaussian(self.loc, self.scale, validate_args=False)
+        return Gaussian(self.loc, self.scale, scale_tril=self.scale_tril, validate_args=False)
 
     gaussians = components
 
@@ -227,21 +249,20 @@ class GaussianMixture(BatchedMixture):
         return self.logits.log_softmax(-1)
 
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
-        loc, scale = torch.broadcast_tensors(self.loc, self.scale)
-        return GaussianMixture(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
+        return _mixed(self.logits, self.gaussians.marginal(dims))
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "GaussianMixture":
-        given = self.gaussians.marginal(dims).log_density(values.unsqueeze(-2))
-        others = self.marginal(self.others(dims))
-        logits = self.log_weights() + given
-        return GaussianMixture(logits, others.loc, others.scale, validate_args=False)
+        values = values.unsqueeze(-2)
+        given = self.gaussians.marginal(dims).log_density(values)
+        return _mixed(self.log_weights() + given, self.gaussians.conditional(dims, values))
 
-    def partial(self, x: Tensor, observed: Tensor) -> Partial:
+    def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
+        if self.scale_tril is not None:
+            return None
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        loc, scale = inner.base.loc, inner.base.factor
-        base = GaussianMixture(logits, loc, scale, validate_args=False)
+        base = _mixed(logits, inner.base)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
@@ -250,6 +271,14 @@ class GaussianMixture(BatchedMixture):
     def log_density(self, x: Tensor) -> Tensor:
         log_density = self.gaussians.log_density(x.unsqueeze(-2))
         return safe_logsumexp(self.log_weights() + log_density)
+
+
+def _mixed(logits: Tensor, gaussians: Gaussian) -> GaussianMixture:
+    # A mixture of the Gaussians in the last batch dimension.
+    scale, scale_tril = gaussians.scale, gaussians.scale_tril
+    return GaussianMixture(
+        logits, gaussians.loc, scale, scale_tril=scale_tril, validate_args=False
+    )
 
 
 class Mixture(MixtureBase):
@@ -286,7 +315,8 @@ class Mixture(MixtureBase):
                 f"got {tuple(logits.shape)}."
             )
         kinds = {(base.event_shape, base.statistic_signature) for base in bases}
-        if len(kinds) > 1 or any(base.latent(logits) is not base for base in bases):
+        kinds |= {(base.event_shape, base.latent(logits).statistic_signature) for base in bases}
+        if len(kinds) > 1:
             raise ValueError(
                 "Mixture: expected bases of one event shape and one statistic, none of them a "
                 f"Pushforward or a product with one, got {list(bases)}."
