@@ -12,6 +12,7 @@ from torch.distributions import constraints
 
 from ..activations import Activation, Cos
 from ..bases import Base, Discrete, Gaussian
+from ..bases.base import TensorLike
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
@@ -19,9 +20,11 @@ from ..numerics.forms import Features, Gram, Readout
 from ..numerics.linalg import broadcast_shapes, take
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
+from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .marginal import Marginal
+from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
     check_expansion,
@@ -413,6 +416,71 @@ class SNEFY(TorchDistribution):
     def partially_observed(self) -> PartiallyObserved:
         """The same law, for events with missing coordinates, which are marked by NaN."""
         return PartiallyObserved(self)
+
+    def observed(
+        self,
+        scale: TensorLike | None = None,
+        *,
+        scale_tril: TensorLike | None = None,
+        matrix: Tensor | None = None,
+    ) -> Observed:
+        r"""The law of noisy observations :math:`y = H x + \varepsilon` of events.
+
+        .. math:: p(y) = \int p(x) \, \mathcal{N}(y; H x, S) \, dx
+
+        It is a closed form for every activation on normal bases and their mixtures, see
+        :class:`~pyro_snefy.distributions.Observed`.
+
+        Arguments:
+            scale: The standard deviations of the noise, with shape :math:`(*, e)`; :math:`(*)` if
+                :math:`y` is a scalar. Batch dimensions give each row a noise of its own.
+            scale_tril: Instead of ``scale``, a lower Cholesky factor of :math:`S`, with shape
+                :math:`(*, e, e)`.
+            matrix: The matrix :math:`H`, with shape :math:`(*, e, d)`. None stands for the
+                identity.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> noise = torch.rand(100, 2) + 0.1  # standard deviations, row by row
+            >>> d.observed(noise).log_prob(torch.zeros(100, 2)).shape
+            torch.Size([100])
+        """
+        return Observed(self, scale, scale_tril=scale_tril, matrix=matrix)
+
+    def posterior(
+        self,
+        y: Tensor,
+        scale: TensorLike | None = None,
+        *,
+        scale_tril: TensorLike | None = None,
+        matrix: Tensor | None = None,
+    ) -> "SNEFY":
+        r"""The law of events given noisy observations :math:`y = H x + \varepsilon`.
+
+        .. math:: p(x | y) \propto p(x) \, \mathcal{N}(y; H x, S)
+
+        The network stays as it is; the normal base becomes a normal base given :math:`y`.
+
+        Arguments:
+            y: The observations, with shape :math:`(*, e)`, or :math:`(*)` if they are scalars.
+            scale, scale_tril, matrix: The noise and the matrix, as in :meth:`observed`.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> d.posterior(torch.zeros(5, 1), 0.1, matrix=torch.tensor([[1.0, 2.0]])).batch_shape
+            torch.Size([5])
+        """
+        observation = make_observation(self, scale, scale_tril, matrix)
+        y = check_observations(self, observation, y)
+        return SNEFY(
+            self.weight,
+            self.bias,
+            self.readout,
+            gram=self.gram,
+            activation=self.activation,
+            base=posterior(self.base, observation, y),
+            validate_args=self._validate_args,
+        )
 
     @property
     def mean(self) -> Tensor:
