@@ -276,9 +276,7 @@ class GaussianMixture(BatchedMixture):
 def _mixed(logits: Tensor, gaussians: Gaussian) -> GaussianMixture:
     # A mixture of the Gaussians in the last batch dimension.
     scale, scale_tril = gaussians.scale, gaussians.scale_tril
-    return GaussianMixture(
-        logits, gaussians.loc, scale, scale_tril=scale_tril, validate_args=False
-    )
+    return GaussianMixture(logits, gaussians.loc, scale, scale_tril=scale_tril, validate_args=False)
 
 
 class Mixture(MixtureBase):

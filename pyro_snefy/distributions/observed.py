@@ -66,8 +66,10 @@ def make_observation(
     if joint._validate_args and matrix is not None and not matrix.isfinite().all():
         raise ValueError(f"Observed: expected a finite matrix, got {matrix}.")
     matrix = None if matrix is None else matrix.to(like.dtype)
-    noise = Gaussian(like.new_zeros((e,)), validate_args=False, **{name: value})
-    return Observation(noise, matrix)
+    zeros = like.new_zeros((e,))
+    if name == "scale":
+        return Observation(Gaussian(zeros, value, validate_args=False), matrix)
+    return Observation(Gaussian(zeros, scale_tril=value, validate_args=False), matrix)
 
 
 def check_observations(joint: "SNEFY", observation: Observation, y: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ class Observed(TorchDistribution):
         Arguments:
             value: The observations, with shape :math:`(*, \text{event})`.
         """
-        if self._validate_args:
+        if self._validate_args and value.numel():  # torch's constraints need a row
             self._validate_sample(value)
 
         def numerator(y: Tensor) -> Tensor:
@@ -196,7 +198,9 @@ class Observed(TorchDistribution):
 
     def _covariance(self) -> Tensor:
         joint, (noise, matrix) = self.joint, self._observation
-        covariance = joint.covariance_matrix if joint.event_shape else joint.variance[..., None, None]
+        covariance = (
+            joint.covariance_matrix if joint.event_shape else joint.variance[..., None, None]
+        )
         if matrix is not None:
             covariance = matrix @ covariance @ matrix.mT
         return covariance + noise.covariance(covariance)

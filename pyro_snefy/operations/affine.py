@@ -60,8 +60,9 @@ def _product(base: Product) -> Coordinates | None:
     if all(pair.loc is None for pair in pairs):
         return Coordinates(joint)
     means = [pair.base.mean(like) for pair in pairs]
-    locs = [x if p.loc is None else p.loc for p, x in zip(pairs, map(torch.zeros_like, means))]
-    scales = [x if p.scale is None else p.scale for p, x in zip(pairs, map(torch.ones_like, means))]
+    both = list(zip(pairs, means, strict=True))
+    locs = [torch.zeros_like(x) if pair.loc is None else pair.loc for pair, x in both]
+    scales = [torch.ones_like(x) if pair.scale is None else pair.scale for pair, x in both]
     return Coordinates(joint, _joined(locs), _joined(scales))
 
 

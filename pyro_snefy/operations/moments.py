@@ -35,6 +35,7 @@ from ..kernels.piecewise import piecewise_moment
 from ..network import Network
 from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
+from .affine import normal_coordinates
 
 Moments = tuple[Tensor, Tensor]
 
@@ -219,7 +220,22 @@ def _standardized(base: Standardized, network: Network) -> Moments:
     loc, scale = base.loc, base.scale
     if not base.event_dim:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
+    return _moved(mean, covariance, loc, scale)
+
+
+def _moved(mean: Tensor, covariance: Tensor, loc: Tensor, scale: Tensor) -> Moments:
     return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
+
+
+@_moments.register
+def _product(base: Product, network: Network) -> Moments:
+    found = normal_coordinates(base)
+    if found is None:
+        return _by_engine(base, network)
+    mean, covariance = _moments(found.base, replace(network, base=found.base))
+    if found.loc is None or found.scale is None:
+        return mean, covariance
+    return _moved(mean, covariance, found.loc, found.scale)
 
 
 def _waves(base: FourierBase, network: Network) -> Moments:

@@ -29,7 +29,7 @@ from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsum
 from .affine import Coordinates, normal_coordinates
 
 # Entries of kernel matrices that are held at once when every row has a covariance of its own.
-_CHUNK = 2**20
+_CHUNK = 2**18
 
 
 class Observation(NamedTuple):
@@ -105,9 +105,7 @@ def log_numerator(network: Network, observation: Observation, y: Tensor) -> Tens
     full = broadcast_shapes(y.shape[:-1], shape)
     members, event = shape.numel(), y.shape[-1:]
     rows = y.expand(full + event).reshape((*full[: len(full) - len(shape)], members, *event))
-    own = broadcast_shapes(
-        flat.weight.shape[:-2], flat.base.batch_shape, observation.batch_shape
-    )
+    own = broadcast_shapes(flat.weight.shape[:-2], flat.base.batch_shape, observation.batch_shape)
     size = max(1, _CHUNK // (flat.width**2 * _count(flat.base)))
     if not own or members <= size:
         return _log_numerator(flat, observation, rows).expand(rows.shape[:-1]).reshape(full)
@@ -224,7 +222,7 @@ def _update(base: Gaussian, observation: Observation, y: Tensor) -> _Update:
     eye = torch.eye(mean.shape[-1], dtype=y.dtype, device=y.device)
     matrix = eye if matrix is None else matrix
     across = matrix @ covariance  # (*, e, D)
-    factor = torch.linalg.cholesky(across @ matrix.mT + error)
+    factor = _cholesky(across @ matrix.mT + error)
     image = rows_matmul(mean, matrix.mT)
     law = Gaussian(image, scale_tril=factor, validate_args=False)
     gain = torch.cholesky_solve(across, factor).mT  # (*, D, e)
@@ -232,4 +230,10 @@ def _update(base: Gaussian, observation: Observation, y: Tensor) -> _Update:
     # The form of Joseph: a sum of squares, which stays positive definite.
     left = eye - gain @ matrix
     narrowed = left @ covariance @ left.mT + gain @ error @ gain.mT
-    return _Update(law.log_density(y), moved, torch.linalg.cholesky(narrowed), False)
+    return _Update(law.log_density(y), moved, _cholesky(narrowed), False)
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    # Without waiting for the device: NaN where there is no factor.
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    return torch.where(info[..., None, None] == 0, factor, torch.nan)
