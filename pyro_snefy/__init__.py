@@ -12,11 +12,14 @@ __all__ = [
     "conditional_snefy",
     "fit",
     "kernels",
+    "mixture",
+    "product",
     "snefy",
     "to_inference_data",
 ]
 
 from . import activations, bases, kernels
 from .distributions import SNEFY
+from .distributions.algebra import mixture, product
 from .interop import SphereReparam, to_inference_data
 from .learning import Bias, Head, LocationScale, ReadoutHead, conditional_snefy, fit, snefy
