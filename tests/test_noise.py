@@ -1,6 +1,5 @@
 """Noisy observations and posteriors against quadrature, reference values and draws."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from pyro_snefy.bases import (
 from pyro_snefy.distributions import Observed
 from pyro_snefy.operations import noise
 from tests.cases import ACTIVATIONS, LOC, SCALE, TRIL, Case
-from tests.densities import LOG_DENSITIES, RULES, Array, Rule, grid, join, legendre
+from tests.densities import LOG_DENSITIES, RULES, Array, kinked, legendre
 
 F64 = torch.float64
 
@@ -83,19 +82,6 @@ def test_reference_of_a_matrix_and_a_mixture() -> None:
 # Against quadrature, every activation -----------------------------------------------------------
 
 
-def _rule(case: Case, weight: Tensor, bias: Tensor) -> Rule:
-    if case.activation.degree is None:
-        return RULES[case.base_name][1]()
-    # Quadrature is accurate between kinks, which are across the axes here.
-    axes = []
-    for k in range(weight.shape[-1]):
-        own = weight[:, k] != 0
-        kinks = np.sort((-bias / weight[:, k])[own].numpy())
-        ends = np.concatenate([[-12.0], kinks[abs(kinks) < 12], [12.0]])
-        axes.append(join(*(legendre(a, b, panels=25) for a, b in pairwise(ends))))
-    return axes[0] if len(axes) == 1 else grid(*axes)
-
-
 def _numerator(case: Case, law: SNEFY, x: Array) -> Array:
     rows = x.reshape(len(x), -1)
     bias = np.zeros(len(law.weight)) if law.bias is None else law.bias.numpy()
@@ -118,7 +104,8 @@ def test_quadrature(activation: str, base: str) -> None:
         if base != "GaussianScalar":
             weight = _t([[0.9, 0.0], [0.0, -1.4], [0.5, 0.0]])
     law = SNEFY(weight, bias, readout, activation=case.activation, base=case.base())
-    x, weights = _rule(case, weight, bias)
+    smooth = case.activation.degree is None
+    x, weights = RULES[base][1]() if smooth else kinked(weight, bias)
     numerator = weights * _numerator(case, law, x)
     if base == "GaussianScalar":
         y, scale = _t([-1.3, 0.2, 2.1]), _t([0.4, 0.7, 1.5])

@@ -22,9 +22,8 @@ def mixture(weights: TensorLike, components: Sequence[SNEFY]) -> SNEFY:
     .. math:: V = \mathrm{blockdiag}\left( \sqrt{\pi_c / Z_c} \, V_c \right), \quad
         W = (W_1, \ldots, W_C), \quad b = (b_1, \ldots, b_C)
 
-    The square of the stacked network is the sum of the squares of its components. Its normalising
-    constant is one, up to a common factor. (Tsuchida, Ong and Sejdinovic, arXiv:2305.13552, call
-    mixtures of this kind a reason for the rank of the readout.)
+    The square of the stacked network is the sum of the squares of its components. The
+    normalising constants :math:`Z_c` are those of Tsuchida, Ong and Sejdinovic, arXiv:2305.13552.
 
     Arguments:
         weights: The weights :math:`\pi`, not negative, with shape :math:`(*, C)`. They need not

@@ -5,15 +5,16 @@ A density that is tilted by :math:`e^{u \cdot x}` has a normaliser :math:`Z(u)`.
 normaliser (arXiv:2305.13552) that can be tilted thus gives moments in closed form.
 """
 
-__all__ = ["moments"]
+__all__ = ["moments", "transform_of_waves"]
 
 from dataclasses import replace
 from functools import singledispatch
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Cos, Exp, FourierActivation, Identity, Sin, Snake
+from ..activations import Activation, Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -238,24 +239,42 @@ def _product(base: Product, network: Network) -> Moments:
     return _moved(mean, covariance, found.loc, found.scale)
 
 
-def _waves(base: FourierBase, network: Network) -> Moments:
-    r"""Neurons that are a line plus a wave, from derivatives of one characteristic function.
+class Transform(NamedTuple):
+    r"""A transform of a network, see :func:`transform_of_waves`.
 
-    .. math:: S(u) = \int e^{i u \cdot x} \|V \sigma(W x + b)\|^2 \mu(dx), \quad Z = S(0), \quad
-        Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
+    Arguments:
+        values: :math:`T(u)`, with shape :math:`(*)`.
+        slopes: :math:`-i \nabla T(u)`, with shape :math:`(*, D)`.
+        waves: Real parts of coefficients of waves, with their frequencies.
+    """
 
-    Products of neurons are polynomials, waves, and polynomials times waves. Their sum over pairs
-    is taken before it is differentiated.
+    values: Tensor
+    slopes: Tensor
+    waves: list[tuple[Tensor, Tensor]]
+
+
+def transform_of_waves(base: FourierBase, network: Network, shift: Tensor) -> Transform:
+    r"""Integrates waves times :math:`e^{i u \cdot (x - c)}`, with the mean :math:`c` of the base.
+
+    .. math:: T(u) = \int e^{i u \cdot (x - c)} g(x) \mu(dx), \quad
+        \Re g(x) = \|V \sigma(W x + b)\|^2
+
+    Products of neurons are polynomials, waves, and polynomials times waves. Each wave
+    :math:`\cos \theta` stands for its :math:`e^{i \theta}` in :math:`g`.
+
+    Arguments:
+        base: The base, with :math:`t(x) = x`.
+        network: The network, whose activation is a line plus a wave.
+        shift: The frequencies :math:`u`, with shape :math:`(*, D)`; they require gradients.
     """
     network = network.real()
     activation, weight = network.activation, network.weight
     gram, centre = network.form.gram(), base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
-    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
     line = angle
     if isinstance(activation, Snake) and activation.offset:
         line = angle + 0.5 / activation.a
-    terms = []  # of S(u) and -i ∇S(u)
+    terms = []  # of T(u) and -i ∇T(u)
     waves = []  # real parts of coefficients, and frequencies
     if isinstance(activation, Snake | Identity):
         terms.append(_lines(base, gram, weight, line, shift))
@@ -276,8 +295,21 @@ def _waves(base: FourierBase, network: Network) -> Moments:
             values, slopes = _transforms(base, pairs, shift)
             terms.append(((factor * values).sum(-1), (factor.unsqueeze(-1) * slopes).sum(-2)))
             waves.append((factor.real, pairs))
-    mass, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
-    if isinstance(base, UniformSphere) and isinstance(activation, Cos | Sin):
+    total, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
+    return Transform(total, slope, waves)
+
+
+def _waves(base: FourierBase, network: Network) -> Moments:
+    r"""Neurons that are a line plus a wave, from derivatives of one characteristic function.
+
+    .. math:: S(u) = \int e^{i u \cdot x} \|V \sigma(W x + b)\|^2 \mu(dx), \quad Z = S(0), \quad
+        Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
+    """
+    weight = network.weight
+    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
+    mass, slope, waves = transform_of_waves(base, network, shift)
+    centre = base.mean(weight)
+    if isinstance(base, UniformSphere) and isinstance(network.activation, Cos | Sin | Cis):
         return _centred(mass.real, slope.real, _radial(base, waves), centre)
     return _centred(mass.real, slope.real, _jacobian(slope.imag, shift, network), centre)
 
