@@ -10,6 +10,7 @@ __all__ = [
     "activations",
     "bases",
     "conditional_snefy",
+    "divergences",
     "fit",
     "kernels",
     "mixture",
@@ -18,7 +19,7 @@ __all__ = [
     "to_inference_data",
 ]
 
-from . import activations, bases, kernels
+from . import activations, bases, divergences, kernels
 from .distributions import SNEFY
 from .distributions.algebra import mixture, product
 from .interop import SphereReparam, to_inference_data

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "operations": _BELOW_NETWORK | {"network"},
     "sampling": _BELOW_NETWORK | {"network", "operations"},
     "distributions": _BELOW_DISTRIBUTIONS,
+    "divergences": _BELOW_LEARNING,
     "learning": _BELOW_LEARNING,
     "interop": _BELOW_LEARNING,
     "testing": _BELOW_LEARNING,
