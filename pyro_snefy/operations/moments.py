@@ -9,12 +9,12 @@ __all__ = ["moments", "transform_of_waves"]
 
 from dataclasses import replace
 from functools import singledispatch
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
+from ..activations import Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -26,8 +26,9 @@ from ..bases import (
     Mixture,
     Product,
     ProjectedGaussian,
-    Pushforward,
     Standardized,
+    UniformBox,
+    UniformCube,
     UniformSphere,
 )
 from ..kernels import Separable
@@ -37,6 +38,7 @@ from ..network import Network
 from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
 from .affine import normal_coordinates
+from .jets import Rows, centres, independent_factors, sums_over_rows
 
 Moments = tuple[Tensor, Tensor]
 
@@ -69,30 +71,23 @@ def _moments(base: Base, network: Network) -> Moments:
 
 
 def _by_engine(base: Base, network: Network) -> Moments:
-    if _has_moments(base):
-        if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
-            return _members(base, network)
-        wave = isinstance(network.activation, FourierActivation)
-        if wave and isinstance(base, FourierBase) and _affordable(base, network.activation):
-            return _waves(base, network)
+    if isinstance(network.activation, Exp) and _has_member_moments(base):
+        return _members(base, network)
+    wave = isinstance(network.activation, FourierActivation)
+    if wave and isinstance(base, FourierBase) and not isinstance(base, Product):
+        return _waves(base, network)
     raise NotImplementedError(
         f"No closed form for the moments of {network.activation} on {base}. Every pair with a "
-        "closed form of the normaliser has one, with two exceptions: bases such as UniformCube, "
-        "whose event is not its statistic; and Snake and Identity on products or in more than "
-        "three dimensions, where there are too many fourth derivatives."
+        "closed form of the normaliser has one, except for bases whose event is not its statistic: "
+        "UniformCube with bends, and products with such bases."
     )
 
 
-def _affordable(base: Base, activation: Activation) -> bool:
-    lines = isinstance(activation, Snake | Identity)
-    return not lines or (base.num_statistics <= 3 and not isinstance(base, Product))
-
-
-def _has_moments(base: Base) -> bool:
-    # Transforms give moments of the statistic, and the event of a pushforward is another variable.
+def _has_member_moments(base: Base) -> bool:
+    # Log-partition functions give moments of the statistic: the event may be another variable.
     if isinstance(base, Mixture | Product):
-        return all(_has_moments(part) for part in base.bases)
-    return not isinstance(base, Pushforward)
+        return all(_has_member_moments(part) for part in base.bases)
+    return isinstance(base, LaplaceBase | UniformCube)
 
 
 def _gradient(value: Tensor, argument: Tensor, differentiable: bool = True) -> Tensor:
@@ -200,7 +195,7 @@ def _mixture(base: Mixture, network: Network) -> Moments:
     return _mixed(base.log_weights() + logits, means, covariances)
 
 
-def _members(base: LaplaceBase, network: Network) -> Moments:
+def _members(base: Any, network: Network) -> Moments:
     # A signed mixture of members of the exponential family, one for each pair of neurons.
     assert isinstance(network.activation, Exp)
     weight, n = network.weight, network.weight.shape[-2]
@@ -232,7 +227,7 @@ def _moved(mean: Tensor, covariance: Tensor, loc: Tensor, scale: Tensor) -> Mome
 def _product(base: Product, network: Network) -> Moments:
     found = normal_coordinates(base)
     if found is None:
-        return _by_engine(base, network)
+        return _independent(base, network)
     mean, covariance = _moments(found.base, replace(network, base=found.base))
     if found.loc is None or found.scale is None:
         return mean, covariance
@@ -312,6 +307,69 @@ def _waves(base: FourierBase, network: Network) -> Moments:
     if isinstance(base, UniformSphere) and isinstance(network.activation, Cos | Sin | Cis):
         return _centred(mass.real, slope.real, _radial(base, waves), centre)
     return _centred(mass.real, slope.real, _jacobian(slope.imag, shift, network), centre)
+
+
+@_moments.register(UniformBox)
+@_moments.register(UniformCube)
+def _independent(base: Base, network: Network) -> Moments:
+    r"""Neurons that are a line plus a wave, on independent factors of the base.
+
+    With lines :math:`l_i = a_i + w_i \cdot t` and waves :math:`\Re p_i e^{i \omega_i \cdot t}`,
+
+    .. math:: \|V \sigma\|^2 = \sum_{ij} M_{ij} \left( l_i l_j
+        + 2 l_i \Re p_j e^{i \omega_j \cdot t}
+        + \tfrac{1}{2} \Re (p_i p_j e^{i (\omega_i + \omega_j) \cdot t}
+        + p_i \bar{p}_j e^{i (\omega_i - \omega_j) \cdot t}) \right).
+    """
+    factors = independent_factors(base)
+    if factors is None or not isinstance(network.activation, FourierActivation):
+        return _by_engine(base, network)
+    network = network.real()
+    activation, weight, gram = network.activation, network.weight, network.form.gram()
+    latent = network.latent().base
+    assert isinstance(latent, FourierBase)
+    angle = network.bias + (weight * latent.mean(weight).unsqueeze(-2)).sum(-1)
+    line = angle
+    if isinstance(activation, Snake) and activation.offset:
+        line = angle + 0.5 / activation.a
+    level = (gram @ line.unsqueeze(-1)).squeeze(-1)
+    rows = []
+    if isinstance(activation, Snake | Identity):
+        rows += _line_rows(gram, weight, line, level)
+    if not isinstance(activation, Identity):
+        assert isinstance(activation, FourierActivation)
+        frequency = activation.wave_frequency
+        omega = frequency * weight
+        phase = torch.polar(torch.ones_like(angle), frequency * angle)
+        if isinstance(activation, Sin):
+            phase = -1j * phase
+        if isinstance(activation, Snake):
+            phase = -phase / frequency
+            rows.append(Rows(omega, gram @ weight, [2 * phase * level, 2 * phase]))
+        for sign, other in ((1, phase), (-1, phase.conj())):
+            pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
+            factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
+            rows.append(Rows(pairs, torch.zeros_like(pairs), [factor]))
+    sums = [sums_over_rows(factors, row) for row in rows]
+    mass, first, second = (sum(x[1:], x[0]).real for x in zip(*sums, strict=True))
+    return _centred(mass, first, second, centres(factors, weight))
+
+
+def _line_rows(gram: Tensor, weight: Tensor, line: Tensor, level: Tensor) -> list[Rows]:
+    # Products of lines: a + 2 s·t + t·Qt, where 2 t_k t_l = ((t_k + t_l)² - (t_k - t_l)²) / 2.
+    d = weight.shape[-1]
+    square = weight.mT @ gram @ weight
+    linear = 2 * (weight * level.unsqueeze(-1)).sum(-2, keepdim=True)
+    constant = (level * line).sum(-1, keepdim=True)
+    rows = [Rows(torch.zeros_like(linear), linear, [constant, torch.ones_like(constant)])]
+    i, j = torch.triu_indices(d, d, offset=1, device=weight.device)
+    eye = torch.eye(d, dtype=weight.dtype, device=weight.device)
+    direction = torch.cat([eye, eye[i] + eye[j], eye[i] - eye[j]])
+    cross = square[..., i, j]
+    halves = torch.cat([2 * square.diagonal(dim1=-2, dim2=-1), cross, -cross], dim=-1)
+    zeros = torch.zeros_like(halves)
+    rows.append(Rows(torch.zeros_like(direction), direction, [zeros, zeros, halves]))
+    return rows
 
 
 def _radial(base: UniformSphere, waves: list[tuple[Tensor, Tensor]]) -> Tensor:
