@@ -28,8 +28,11 @@ from ..network import Network
 from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsumexp
 from .affine import Coordinates, normal_coordinates
 
-# Entries of kernel matrices that are held at once when every row has a covariance of its own.
-_CHUNK = 2**18
+# Entries of kernel matrices that are evaluated at once when every row has a covariance of its own.
+# Larger chunks leave the cache: twice as slow.
+_CHUNK = 2**17
+# With more entries than these, chunks are evaluated again in the backward pass.
+_KEPT = 2**21
 
 
 class Observation(NamedTuple):
@@ -90,7 +93,7 @@ def log_numerator(network: Network, observation: Observation, y: Tensor) -> Tens
     r"""The log-density of observations, plus :math:`\log Z`, in float64.
 
     If all rows share their covariances, rows differ in their biases alone. Otherwise each row has
-    a kernel of its own; rows are evaluated in chunks, and again in the backward pass.
+    a kernel of its own, and rows are evaluated in chunks.
 
     Arguments:
         network: The network of the events :math:`x`.
@@ -105,27 +108,7 @@ def log_numerator(network: Network, observation: Observation, y: Tensor) -> Tens
     full = broadcast_shapes(y.shape[:-1], shape)
     members, event = shape.numel(), y.shape[-1:]
     rows = y.expand(full + event).reshape((*full[: len(full) - len(shape)], members, *event))
-    own = broadcast_shapes(flat.weight.shape[:-2], flat.base.batch_shape, observation.batch_shape)
-    size = max(1, _CHUNK // (flat.width**2 * _count(flat.base)))
-    if not own or members <= size:
-        return _log_numerator(flat, observation, rows).expand(rows.shape[:-1]).reshape(full)
-
-    def some(index: Tensor) -> Tensor:
-        part = observation.map_batches(lambda x, rank: x[index] if x.dim() > rank else x)
-        value = _log_numerator(flat.members(index), part, rows[..., index, :])
-        return value.expand(rows.shape[:-2] + index.shape)
-
-    chunks = torch.arange(members, device=y.device).split(size)
-    if torch.is_grad_enabled():
-        values = [checkpoint(some, chunk, use_reentrant=False) for chunk in chunks]
-    else:
-        values = [some(chunk) for chunk in chunks]
-    return torch.cat(values, dim=-1).reshape(full)
-
-
-def _count(base: Base) -> int:
-    found = check_observable(base).base
-    return found.logits.shape[-1] if isinstance(found, GaussianMixture) else 1
+    return _log_numerator(flat, observation, rows).expand(rows.shape[:-1]).reshape(full)
 
 
 def _log_numerator(network: Network, observation: Observation, y: Tensor) -> Tensor:
@@ -139,10 +122,43 @@ def _log_numerator(network: Network, observation: Observation, y: Tensor) -> Ten
         inner = replace(network, base=update.gaussian(torch.zeros_like(base.mean(y))))
     # The mean of the base goes to the biases: rows with one covariance share their kernel.
     inner = replace(inner, bias=affine(update.mean, inner.weight, inner.bias))
-    value = update.log_density + inner.log_normalizer()
+    parts = int(isinstance(base, GaussianMixture))  # components are one more batch dimension
+    value = update.log_density + _log_normalizers(inner, parts)
     if isinstance(base, GaussianMixture):
         value = safe_logsumexp(base.log_weights() + value)
     return value - log_volume
+
+
+def _log_normalizers(network: Network, parts: int) -> Tensor:
+    # For biases (*, R, n), or (*, R, K, n) if there are parts, and R kernels or one.
+    def pick(x: Tensor, rank: int, index: Tensor) -> Tensor:
+        return x[index] if x.dim() - rank > parts else x
+
+    def some(index: Tensor) -> Tensor:
+        chosen = Network(
+            network.activation,
+            network.base.map_batches(lambda x, rank: pick(x, rank, index)),
+            pick(network.weight, 2, index),
+            network.bias.index_select(-2 - parts, index),
+            network.form.map(lambda x: pick(x, 2, index)),
+            network.batch_shape,
+        )
+        return chosen.log_normalizer()
+
+    own = max(network.weight.dim() - 2, len(network.base.batch_shape))
+    members, kernels = (
+        network.bias.shape[-2 - parts],
+        network.base.batch_shape[-1:] if parts else (),
+    )
+    entries = network.width**2 * Size(kernels).numel()
+    if own <= parts or members * entries <= _CHUNK:
+        return network.log_normalizer()
+    chunks = torch.arange(members, device=network.bias.device).split(max(1, _CHUNK // entries))
+    if torch.is_grad_enabled() and members * entries > _KEPT:
+        values = [checkpoint(some, index, use_reentrant=False) for index in chunks]
+    else:
+        values = [some(index) for index in chunks]
+    return torch.cat(values, dim=-1 - parts)
 
 
 def posterior(base: Base, observation: Observation, y: Tensor) -> Base:
