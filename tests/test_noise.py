@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.autograd.profiler import profile
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY
@@ -386,6 +387,20 @@ def test_another_default_device() -> None:
             value = law.observed(0.3, matrix=matrix).log_prob(y)
             mean = law.posterior(y, 0.3, matrix=matrix).mean
         assert value.device == mean.device == y.device
+
+
+def test_no_waiting_for_the_device() -> None:
+    """With validation off, neither a density nor its gradient looks at numbers."""
+    weight = WEIGHT.clone().requires_grad_()
+    law = SNEFY(weight, BIAS, READOUT, base=NORMAL, validate_args=False)
+    y, factors = torch.stack([Y, -Y]), NOISE_TRIL.expand(2, 2, 2)
+    with profile() as run:
+        law.observed(scale_tril=factors).log_prob(y).sum().backward()
+        law.observed(1.0, matrix=WEIGHT[:1]).log_prob(y[:, :1]).sum().backward()
+        law.posterior(y, scale_tril=factors).log_prob(y).sum().backward()
+    names = {event.name() for event in run.kineto_results.events()}
+    assert names.isdisjoint({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero"})
+    assert "aten::linalg_solve_triangular" in names  # the profiler saw what was done
 
 
 # Bad arguments ----------------------------------------------------------------------------------

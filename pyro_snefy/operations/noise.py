@@ -241,7 +241,9 @@ def _update(base: Gaussian, observation: Observation, y: Tensor) -> _Update:
     factor = _cholesky(across @ matrix.mT + error)
     image = rows_matmul(mean, matrix.mT)
     law = Gaussian(image, scale_tril=factor, validate_args=False)
-    gain = torch.cholesky_solve(across, factor).mT  # (*, D, e)
+    # Unlike torch.cholesky_solve, triangular systems do not wait for the device.
+    half = torch.linalg.solve_triangular(factor, across, upper=False)
+    gain = torch.linalg.solve_triangular(factor.mT, half, upper=True).mT  # (*, D, e)
     moved = mean + rows_matmul(y - image, gain.mT)
     # The form of Joseph: a sum of squares, which stays positive definite.
     left = eye - gain @ matrix
