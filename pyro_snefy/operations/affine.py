@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bases import Base, Gaussian, GaussianMixture, Product, Standardized
+from ..numerics.linalg import concatenate
 
 
 class Coordinates(NamedTuple):
@@ -63,9 +64,4 @@ def _product(base: Product) -> Coordinates | None:
     both = list(zip(pairs, means, strict=True))
     locs = [torch.zeros_like(x) if pair.loc is None else pair.loc for pair, x in both]
     scales = [torch.ones_like(x) if pair.scale is None else pair.scale for pair, x in both]
-    return Coordinates(joint, _joined(locs), _joined(scales))
-
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    batch = torch.broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
-    return torch.cat([piece.expand(batch + piece.shape[-1:]) for piece in pieces], dim=-1)
+    return Coordinates(joint, concatenate(locs), concatenate(scales))

@@ -7,7 +7,7 @@ A factor supplies the first Taylor coefficients in :math:`\epsilon`. Those of a 
 of polynomials. The event :math:`x` of a factor need not be its statistic :math:`t`.
 """
 
-__all__ = ["Rows", "centres", "independent_factors", "sums_over_rows"]
+__all__ = ["Rows", "as_complex", "centres", "independent_factors", "sums_over_rows"]
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from ..bases import (
     UniformCube,
 )
 from ..kernels.homogeneous import radial_moment
-from ..numerics.linalg import broadcast_shapes
+from ..numerics.linalg import broadcast_shapes, concatenate
 
 
 class Rows(NamedTuple):
@@ -102,12 +102,12 @@ def sums_over_rows(factors: Sequence[Base], rows: Rows) -> tuple[Tensor, Tensor,
             left = _times(after[g], between, 1)
             blocks[f, g] = _outer(weights, left, jets[g].first)
             between = _times(jets[g].mass, between, 1)
-    return total, _joined(firsts), _assembled(blocks, len(jets))
+    return total, concatenate(firsts), _assembled(blocks, len(jets))
 
 
 def centres(factors: Sequence[Base], like: Tensor) -> Tensor:
     """The centres of the events to which :func:`sums_over_rows` refers, with shape (*, d)."""
-    return _joined([_centre(factor, like) for factor in factors])
+    return concatenate([_centre(factor, like) for factor in factors])
 
 
 def _times(left: list[Tensor], right: list[Tensor], rank: int = 0) -> list[Tensor]:
@@ -139,17 +139,12 @@ def _outer(weights: Sequence[Tensor], left: list[Tensor], right: list[Tensor]) -
     return total
 
 
-def _joined(pieces: Sequence[Tensor]) -> Tensor:
-    batch = broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
-    return torch.cat([piece.expand(batch + piece.shape[-1:]) for piece in pieces], dim=-1)
-
-
 def _assembled(blocks: dict[tuple[int, int], Tensor], count: int) -> Tensor:
     rows = []
     for f in range(count):
         row = [blocks[f, g] if f <= g else blocks[g, f].mT for g in range(count)]
-        rows.append(_joined(row).mT)
-    return _joined(rows).mT
+        rows.append(concatenate(row).mT)
+    return concatenate(rows).mT
 
 
 # The jets of single factors ---------------------------------------------------------------------
@@ -180,8 +175,8 @@ def _jet(base: Base, omega: Tensor, direction: Tensor, order: int) -> _Jet:
     batch = broadcast_shapes(base.batch_shape, omega.shape[:-2], direction.shape[:-2])
     leaf = omega.new_zeros((*batch, *omega.shape[-2:])).requires_grad_()
     moved = omega + leaf
-    mass = _complex(*base.characteristic(moved))
-    first = _complex(*base.characteristic_moment(moved))
+    mass = as_complex(*base.characteristic(moved))
+    first = as_complex(*base.characteristic_moment(moved))
     second = torch.stack([_slope(x, leaf) for x in first.unbind(-1)], dim=-2)
     return _expanded(_Jet([mass], [first], [second]), leaf, direction, order)
 
@@ -215,7 +210,8 @@ def _slope(value: Tensor, leaf: Tensor) -> Tensor:
     return torch.complex(*parts)
 
 
-def _complex(real: Tensor | None, imag: Tensor | None) -> Tensor:
+def as_complex(real: Tensor | None, imag: Tensor | None) -> Tensor:
+    """A complex tensor, from real and imaginary parts, where None stands for zeros."""
     filler = imag if real is None else real
     assert filler is not None
     zeros = torch.zeros_like(filler)
@@ -269,7 +265,7 @@ def _(base: UniformCube, omega: Tensor, direction: Tensor, order: int) -> _Jet:
     short = nodes.square() / 3
     owen = (square * (short - 1)).exp() @ (weights / (1 + short)) / (math.sqrt(3) * math.pi)
     jet = _Jet(
-        [_complex(decay, None)],
+        [as_complex(decay, None)],
         [torch.complex(decay / 2, odd).unsqueeze(-1)],
         [torch.complex(decay / 2 - owen, odd)[..., None, None]],
     )

@@ -38,7 +38,7 @@ from ..network import Network
 from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
 from .affine import normal_coordinates
-from .jets import Rows, centres, independent_factors, sums_over_rows
+from .jets import Rows, as_complex, centres, independent_factors, sums_over_rows
 
 Moments = tuple[Tensor, Tensor]
 
@@ -395,14 +395,7 @@ def _centred(mass: Tensor, first: Tensor, second: Tensor, centre: Tensor) -> Mom
 def _transforms(base: FourierBase, omega: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     # φ(ω + u) and -i ∇φ(ω + u), complex, with shapes (*, E) and (*, E, D).
     omega = omega + shift.unsqueeze(-2)
-    return _complex(*base.characteristic(omega)), _complex(*base.characteristic_moment(omega))
-
-
-def _complex(real: Tensor | None, imag: Tensor | None) -> Tensor:
-    filler = imag if real is None else real
-    assert filler is not None
-    zeros = torch.zeros_like(filler)
-    return torch.complex(zeros if real is None else real, zeros if imag is None else imag)
+    return as_complex(*base.characteristic(omega)), as_complex(*base.characteristic_moment(omega))
 
 
 def _slope(value: Tensor, shift: Tensor) -> Tensor:
