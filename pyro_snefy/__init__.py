@@ -11,15 +11,19 @@ __all__ = [
     "activations",
     "bases",
     "conditional_snefy",
+    "divergences",
     "fit",
     "kernels",
+    "mixture",
     "point_process",
+    "product",
     "snefy",
     "to_inference_data",
 ]
 
-from . import activations, bases, kernels
+from . import activations, bases, divergences, kernels
 from .distributions import SNEFY, PoissonProcess
+from .distributions.algebra import mixture, product
 from .interop import SphereReparam, to_inference_data
 from .learning import (
     Bias,

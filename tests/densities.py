@@ -1,6 +1,7 @@
 """Densities of the bases of the catalogue in NumPy, and rules to integrate over their supports."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,16 @@ def grid(*rules: Rule) -> Rule:
     points = np.meshgrid(*(rule[0] for rule in rules), indexing="ij")
     weights = np.meshgrid(*(rule[1] for rule in rules), indexing="ij")
     return np.stack([x.ravel() for x in points], -1), np.prod([w.ravel() for w in weights], 0)
+
+
+def kinked(weight: Tensor, bias: Tensor) -> Rule:
+    """A rule for neurons with kinks across the axes, which are at ends of its panels."""
+    axes = []
+    for slopes in weight.T:
+        kinks = np.sort(_np(-bias / slopes)[_np(slopes) != 0])
+        ends = np.concatenate([[-12.0], kinks[abs(kinks) < 12], [12.0]])
+        axes.append(join(*(legendre(a, b, panels=25) for a, b in pairwise(ends))))
+    return axes[0] if len(axes) == 1 else grid(*axes)
 
 
 def _line(reach: float, step: float) -> Rule:

@@ -201,15 +201,18 @@ class BatchedMixture(MixtureBase):
 
 
 class GaussianMixture(BatchedMixture):
-    r"""A mixture of normal laws with diagonal covariances, :math:`t(x) = x`.
+    r"""A mixture of normal laws, :math:`t(x) = x`.
 
-    .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, \mathrm{diag}(s_k^2))
+    .. math:: \mu(x) = \sum_{k=1}^K \pi_k \, \mathcal{N}(x; m_k, C_k), \quad
+        C_k = \mathrm{diag}(s_k^2) \text{ or } L_k L_k^\top
 
     Arguments:
         logits: The unnormalised :math:`\log \pi`, with shape :math:`(*, K)`.
         loc: The means, with shape :math:`(*, K, d)`. With shape :math:`(*, 1, d)`, all components
             have one mean: a law with heavy tails, whose kernels cost what one normal law costs.
         scale: The standard deviations, with shape :math:`(*, K, d)`.
+        scale_tril: Instead of ``scale``, lower Cholesky factors :math:`L`, with shape
+            :math:`(*, K, d, d)`.
         event_dim: With 0, events are scalars, and ``loc`` and ``scale`` have the shape
             :math:`(*, K)`.
         validate_args: Whether the tensors are checked.
@@ -226,23 +229,45 @@ class GaussianMixture(BatchedMixture):
         "logits": TensorField(constraints.real, rank=1),
         "loc": TensorField(constraints.real, rank=1, per_event=True),
         "scale": TensorField(constraints.positive, rank=1, per_event=True),
+        "scale_tril": TensorField(constraints.lower_cholesky, rank=3),
     }
 
     def __init__(
         self,
         logits: TensorLike,
         loc: TensorLike,
-        scale: TensorLike,
+        scale: TensorLike | None = None,
         *,
+        scale_tril: TensorLike | None = None,
         event_dim: int = 1,
         validate_args: bool | None = None,
     ) -> None:
-        if event_dim not in (0, 1):
-            raise ValueError(f"GaussianMixture: expected event_dim 0 or 1, got {event_dim}.")
+        if (scale is None) == (scale_tril is None):
+            raise ValueError("GaussianMixture: expected exactly one of scale and scale_tril.")
+        if event_dim not in (0, 1) or (event_dim == 0 and scale is None):
+            raise ValueError(
+                "GaussianMixture: expected event_dim 1, or 0 with scale, got "
+                f"{event_dim} with {'scale' if scale_tril is None else 'scale_tril'}."
+            )
+        self.scale: Tensor | None = None
+        self.scale_tril: Tensor | None = None
         letters = "K" + "d" * event_dim
-        shape, (self.logits, self.loc, self.scale) = as_parameters(
-            self, logits=(logits, "K"), loc=(loc, letters), scale=(scale, letters)
-        )
+        given: dict[str, tuple[TensorLike, str]] = {"logits": (logits, "K"), "loc": (loc, letters)}
+        if scale is not None:
+            shape, (self.logits, self.loc, self.scale) = as_parameters(
+                self, **given, scale=(scale, letters)
+            )
+        elif scale_tril is not None:
+            shape, (self.logits, self.loc, self.scale_tril) = as_parameters(
+                self, **given, scale_tril=(scale_tril, "Kdd")
+            )
+            found = tuple(self.scale_tril.shape)
+            if len(found) < 3 or found[-2:] != (shape[-2], shape[-2]):
+                raise ValueError(
+                    "GaussianMixture: expected scale_tril with shape (*, K, d, d) to match loc "
+                    f"with shape {tuple(self.loc.shape)}, got {found}."
+                )
+            shape = shape[:-1]
         batch, event = shape[: len(shape) - 1 - event_dim], shape[len(shape) - event_dim :]
         super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
 
@@ -252,12 +277,18 @@ class GaussianMixture(BatchedMixture):
 
     @property
     def components(self) -> Gaussian:
-        return Gaussian(self.loc, self.scale, event_dim=self.event_dim, validate_args=False)
+        return Gaussian(
+            self.loc,
+            self.scale,
+            scale_tril=self.scale_tril,
+            event_dim=self.event_dim,
+            validate_args=False,
+        )
 
     @property
     def is_concentric(self) -> bool:
-        """Whether all components have one mean, by the shape of ``loc``."""
-        return self.loc.shape[-1 - self.event_dim] == 1
+        """Whether all components have one mean, by the shape of ``loc``, and axes in common."""
+        return self.scale is not None and self.loc.shape[-1 - self.event_dim] == 1
 
     gaussians = components
 
@@ -307,29 +338,36 @@ class GaussianMixture(BatchedMixture):
         return (weights[(...,) + (None,) * rank] * values).sum(-1 - rank)
 
     def marginal(self, dims: Sequence[int]) -> "GaussianMixture":
+        if self.scale is None:
+            return _mixed(self.logits, self.gaussians.marginal(dims))
         loc, scale = self._vectors()
         return GaussianMixture(self.logits, loc[..., dims], scale[..., dims], validate_args=False)
 
     def _vectors(self) -> tuple[Tensor, Tensor]:
         # Locations (*, K, D) and scales of all coordinates. A shared location stays one.
+        assert self.scale is not None
         pair = (x if self.event_dim else x.unsqueeze(-1) for x in (self.loc, self.scale))
         loc, scale = (x.expand((*x.shape[:-1], self.num_statistics)) for x in pair)
         return loc, scale
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "GaussianMixture":
-        given = self.gaussians.marginal(dims).log_density(values.unsqueeze(-2))
-        others = self.marginal(self.others(dims))
+        values = values.unsqueeze(-2)
+        given = self.gaussians.marginal(dims).log_density(values)
         logits = self.log_weights() + given
+        if self.scale is None:
+            return _mixed(logits, self.gaussians.conditional(dims, values))
+        others = self.marginal(self.others(dims))
         return GaussianMixture(logits, others.loc, others.scale, validate_args=False)
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         if not self.event_dim:
             return super().partial(x, observed)
+        if self.scale_tril is not None:
+            return None
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        loc, scale = inner.base.loc, inner.base.factor
-        base = GaussianMixture(logits, loc, scale, validate_args=False)
+        base = _mixed(logits, inner.base)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
@@ -345,6 +383,12 @@ class GaussianMixture(BatchedMixture):
         constant = self.log_weights() - (scale.log() + LOG_ROOT).sum(-1)
         precision = (scale * scale).reciprocal() / -2
         return safe_logsumexp(affine(offset * offset, precision, constant))
+
+
+def _mixed(logits: Tensor, gaussians: Gaussian) -> GaussianMixture:
+    # A mixture of the Gaussians in the last batch dimension.
+    scale, scale_tril = gaussians.scale, gaussians.scale_tril
+    return GaussianMixture(logits, gaussians.loc, scale, scale_tril=scale_tril, validate_args=False)
 
 
 class Mixture(MixtureBase):
@@ -381,7 +425,8 @@ class Mixture(MixtureBase):
                 f"got {tuple(logits.shape)}."
             )
         kinds = {(base.event_shape, base.statistic_signature) for base in bases}
-        if len(kinds) > 1 or any(base.latent(logits) is not base for base in bases):
+        kinds |= {(base.event_shape, base.latent(logits).statistic_signature) for base in bases}
+        if len(kinds) > 1:
             raise ValueError(
                 "Mixture: expected bases of one event shape and one statistic, none of them a "
                 f"Pushforward or a product with one, got {list(bases)}."

@@ -14,6 +14,7 @@ from ..constraints import product
 from ..numerics.linalg import broadcast_shapes, rows_matmul
 from .base import Base, Partial, check_bases
 from .engines import FourierBase, LaplaceBase, Pairs
+from .gaussian import Gaussian
 
 Complex = tuple[Tensor, Tensor | None]
 
@@ -24,7 +25,8 @@ class Product(FourierBase, LaplaceBase):
     .. math:: t(x) = (t_1(x_1), \ldots, t_K(x_K)), \quad
         \varphi(\omega) = \prod_k \varphi_k(\omega_k), \quad A(\eta) = \sum_k A_k(\eta_k)
 
-    One joint model may have real, bounded and discrete coordinates.
+    One joint model may have real, bounded and discrete coordinates. A product of normal laws is a
+    normal law: it has the kernels of :class:`~pyro_snefy.bases.Gaussian`.
 
     Arguments:
         bases: The factors. A factor with scalar events takes one coordinate.
@@ -109,8 +111,16 @@ class Product(FourierBase, LaplaceBase):
     def statistic_signature(self) -> tuple[Any, ...]:
         return sum((base.statistic_signature for base in self.bases), ())
 
+    def parts(self) -> tuple[Base, ...]:
+        parts = [base.parts() for base in self.bases]
+        if all(isinstance(first, Gaussian) for first, *_ in parts):
+            return parts[0]
+        return super().parts()
+
     def latent(self, like: Tensor) -> Base:
         latents = [base.latent(like) for base in self.bases]
+        if all(isinstance(latent, Gaussian) for latent in latents):
+            return _joint([latent for latent in latents if isinstance(latent, Gaussian)], like)
         same = all(latent is base for latent, base in zip(latents, self.bases, strict=True))
         return self if same else Product(latents)
 
@@ -265,6 +275,19 @@ def _columns(base: Base, dims: list[int]) -> list[int]:
 
 def _product(bases: list[Base]) -> Base:
     return bases[0] if len(bases) == 1 and bases[0].event_dim else Product(bases)
+
+
+def _joint(gaussians: Sequence[Gaussian], like: Tensor) -> Gaussian:
+    # The joint law of independent normal variables.
+    loc = _concatenate([base.mean(like) for base in gaussians])
+    if all(base.scale_tril is None for base in gaussians):
+        scale = _concatenate([base.factor for base in gaussians])
+        return Gaussian(loc, scale, validate_args=False)
+    factors = [
+        torch.diag_embed(base.factor) if base.scale_tril is None else base.factor
+        for base in gaussians
+    ]
+    return Gaussian(loc, scale_tril=_block_diagonal(factors), validate_args=False)
 
 
 def _concatenate(values: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
@@ -86,6 +87,26 @@ class UniformCube(Pushforward):
 
     def to_latent(self, x: Tensor) -> Tensor:
         return self.statistic(x)
+
+    def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Mean and covariance of :math:`x` under the members :math:`\propto e^{\eta \cdot t}`.
+
+        Under a member, :math:`t` is normal with the mean :math:`\eta`. With
+        :math:`h = \eta / \sqrt{2}`, :math:`\mathbb{E}[x] = \Phi(h)` and
+        :math:`\mathbb{E}[x^2] = \Phi(h) - 2 T(h, 1 / \sqrt{3})`, with the function of Owen (1956).
+
+        Arguments:
+            eta: The natural parameters, with shape :math:`(*, E, d)`.
+        """
+        nodes, weights = (
+            torch.as_tensor(x, dtype=eta.dtype, device=eta.device)
+            for x in np.polynomial.legendre.leggauss(32)
+        )
+        square = 1 + (nodes + 1).square() / 12  # 1 + u², for u between 0 and 1 / √3
+        powers = (-eta.square().unsqueeze(-1) * square / 4).exp()
+        owen = powers @ (weights / square) / (4 * math.pi * math.sqrt(3))
+        mean = self.event(eta / math.sqrt(2))
+        return mean, torch.diag_embed(mean * (1 - mean) - 2 * owen)
 
     def marginal(self, dims: Sequence[int]) -> "UniformCube":
         return UniformCube(len(dims))

@@ -12,6 +12,7 @@ from torch.distributions import constraints
 
 from ..activations import Activation, Cos
 from ..bases import Base, Discrete, Gaussian
+from ..bases.base import TensorLike
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
@@ -20,10 +21,13 @@ from ..numerics.linalg import broadcast_shapes, take
 from ..operations.intervals import log_box_mass
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
+from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
+from ..operations.transforms import characteristic, fisher_information, log_generating
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .censored import Censored
 from .marginal import Marginal
+from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
     check_box,
@@ -458,6 +462,132 @@ class SNEFY(TorchDistribution):
             high: The upper bound :math:`u`, which carries the mass at and above it, or None.
         """
         return Censored(self, low, high)
+
+    def observed(
+        self,
+        scale: TensorLike | None = None,
+        *,
+        scale_tril: TensorLike | None = None,
+        matrix: Tensor | None = None,
+    ) -> Observed:
+        r"""The law of noisy observations :math:`y = H x + \varepsilon` of events.
+
+        .. math:: p(y) = \int p(x) \, \mathcal{N}(y; H x, S) \, dx
+
+        It is a closed form for every activation on normal bases and their mixtures, see
+        :class:`~pyro_snefy.distributions.Observed`.
+
+        Arguments:
+            scale: The standard deviations of the noise, with shape :math:`(*, e)`; :math:`(*)` if
+                :math:`y` is a scalar. Batch dimensions give each row a noise of its own.
+            scale_tril: Instead of ``scale``, a lower Cholesky factor of :math:`S`, with shape
+                :math:`(*, e, e)`.
+            matrix: The matrix :math:`H`, with shape :math:`(*, e, d)`. None stands for the
+                identity.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> noise = torch.rand(100, 2) + 0.1  # standard deviations, row by row
+            >>> d.observed(noise).log_prob(torch.zeros(100, 2)).shape
+            torch.Size([100])
+        """
+        return Observed(self, scale, scale_tril=scale_tril, matrix=matrix)
+
+    def posterior(
+        self,
+        y: Tensor,
+        scale: TensorLike | None = None,
+        *,
+        scale_tril: TensorLike | None = None,
+        matrix: Tensor | None = None,
+    ) -> "SNEFY":
+        r"""The law of events given noisy observations :math:`y = H x + \varepsilon`.
+
+        .. math:: p(x | y) \propto p(x) \, \mathcal{N}(y; H x, S)
+
+        The network stays as it is; the normal base becomes a normal base given :math:`y`.
+
+        Arguments:
+            y: The observations, with shape :math:`(*, e)`, or :math:`(*)` if they are scalars.
+            scale, scale_tril, matrix: The noise and the matrix, as in :meth:`observed`.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> d.posterior(torch.zeros(5, 1), 0.1, matrix=torch.tensor([[1.0, 2.0]])).batch_shape
+            torch.Size([5])
+        """
+        observation = make_observation(self, scale, scale_tril, matrix)
+        y = check_observations(self, observation, y)
+        return SNEFY(
+            self.weight,
+            self.bias,
+            self.readout,
+            gram=self.gram,
+            activation=self.activation,
+            base=posterior(self.base, observation, y),
+            validate_args=self._validate_args,
+        )
+
+    def characteristic_function(self, omega: Tensor) -> Tensor:
+        r"""The characteristic function :math:`\mathbb{E}[e^{i \omega \cdot x}]`, complex.
+
+        For ``Cos``, it is a sum over the :math:`4 n^2` frequencies of the squared network, of
+        values of the characteristic function of the base. There are closed forms for waves on
+        bases with :math:`t(x) = x`, and for ``Exp`` on normal bases.
+
+        Arguments:
+            omega: The frequencies :math:`\omega`, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> d.characteristic_function(torch.zeros(2)).abs()
+            tensor(1.)
+        """
+        value = characteristic(self._network.to(torch.float64), self._vectors(omega, "omega"))
+        value = value.to(torch.complex64 if self.weight.dtype == torch.float32 else value.dtype)
+        return value.expand(broadcast_shapes(value.shape, self.batch_shape))
+
+    def moment_generating_function(self, eta: Tensor) -> Tensor:
+        r"""The moment generating function :math:`\mathbb{E}[e^{\eta \cdot x}]`.
+
+        .. math:: e^{\eta \cdot m + \eta^\top C \eta / 2} \, \frac{Z(b + W C \eta)}{Z(b)}
+
+        on a normal base :math:`\mathcal{N}(m, C)`, for every activation: a shift of the biases.
+        For ``Exp`` on other bases, :math:`\eta` shifts the weights; the value is infinite where
+        the integral is.
+
+        Arguments:
+            eta: The arguments :math:`\eta`, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> d.moment_generating_function(torch.zeros(2))
+            tensor(1.)
+        """
+        network = self._network.to(torch.float64)
+        value = log_generating(network, self._vectors(eta, "eta"))
+        value = (value - network.log_normalizer()).exp().to(self.weight.dtype)
+        return value.expand(broadcast_shapes(value.shape, self.batch_shape))
+
+    def _vectors(self, value: Tensor, name: str) -> Tensor:
+        # Arguments of transforms with shape (*, d), in float64.
+        if self.event_shape and value.shape[-1:] != self.event_shape:
+            expected = f"(*, {self.event_shape[0]})"
+            found = tuple(value.shape)
+            raise ValueError(f"SNEFY: expected {name} with shape {expected}, got {found}.")
+        return (value if self.event_shape else value.unsqueeze(-1)).double()
+
+    @property
+    def fisher_information(self) -> Tensor:
+        r"""The Fisher information of a readout with one row :math:`v`, :math:`(*, n, n)`.
+
+        .. math:: I(v) = \frac{4}{Z} \left( K - \frac{K v v^\top K}{Z} \right)
+
+        It is singular: the law does not depend on the scale of :math:`v`. For a readout with more
+        rows, and for a gram, there is no closed form.
+        """
+        value = fisher_information(self._network.to(torch.float64)).to(self.weight.dtype)
+        return value.expand(self.batch_shape + value.shape[-2:])
 
     @property
     def mean(self) -> Tensor:

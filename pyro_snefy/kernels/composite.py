@@ -28,7 +28,7 @@ def _discrete(activation: GaussianActivation, base: Discrete, weight: Tensor) ->
 
 @register_kernel(GaussianActivation, Mixture)
 def _mixture(activation: GaussianActivation, base: Mixture, weight: Tensor) -> Kernel:
-    kernels = [kernel(activation, part, weight) for part in base.bases]
+    kernels = [kernel(activation, part.latent(weight), weight) for part in base.bases]
     weights = base.log_weights().exp()
 
     def evaluate(bias: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     # Far from the origin, second moments would cancel in float32.
     middle = x.mean(0)
     x = x - middle
-    count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
+    count = max(base.logits.shape[-1], *base.gaussians.batch_shape[-1:])
     floor = 1e-6 * spread(x).square()
     loc, distance = x[:1], x.new_full((len(x),), torch.inf)
     for _ in range(1, count):
@@ -157,13 +157,13 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
         square = torch.einsum("nk,nkd->kd", shares, (x.unsqueeze(-2) - loc).square())
         scale = ((square + 1e-3 * floor) / mass.unsqueeze(-1)).clamp(min=floor).sqrt()
         logits = mass.log()
-    logits = logits - logits.mean()
-    return GaussianMixture(
-        _shaped(logits, base.logits),
-        _shaped(loc + middle, base.loc),
-        _shaped(scale, base.scale),
-        validate_args=False,
-    )
+    logits = _shaped(logits - logits.mean(), base.logits)
+    loc = _shaped(loc + middle, base.loc)
+    if base.scale_tril is not None:
+        tril = _shaped(torch.diag_embed(scale), base.scale_tril)
+        return GaussianMixture(logits, loc, scale_tril=tril, validate_args=False)
+    assert base.scale is not None
+    return GaussianMixture(logits, loc, _shaped(scale, base.scale), validate_args=False)
 
 
 @fit_base.register

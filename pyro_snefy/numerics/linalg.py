@@ -5,6 +5,7 @@ __all__ = [
     "all_finite",
     "bilinear",
     "broadcast_shapes",
+    "concatenate",
     "fold",
     "rows_matmul",
     "safe_log",
@@ -101,6 +102,12 @@ def take(x: Tensor, dims: Sequence[int]) -> Tensor:
     if step > 0 and list(dims) == list(range(first, last + 1, step)):
         return x[..., first : last + 1 : step]
     return x[..., list(dims)]
+
+
+def concatenate(pieces: Sequence[Tensor]) -> Tensor:
+    r"""Joins tensors :math:`(*, d_k)` along their last dimension, with broadcasting."""
+    batch = broadcast_shapes(*(piece.shape[:-1] for piece in pieces))
+    return torch.cat([piece.expand(batch + piece.shape[-1:]) for piece in pieces], dim=-1)
 
 
 def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tensor:

@@ -1,1 +1,1 @@
-r"""What closed forms say of a network: moments, marginals, missing values, quantiles."""
+r"""What closed forms say of a network: moments, marginals, noise, quantiles, distances."""

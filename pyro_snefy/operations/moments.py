@@ -5,15 +5,16 @@ A density that is tilted by :math:`e^{u \cdot x}` has a normaliser :math:`Z(u)`.
 normaliser (arXiv:2305.13552) that can be tilted thus gives moments in closed form.
 """
 
-__all__ = ["moments"]
+__all__ = ["moments", "transform_of_waves"]
 
 from dataclasses import replace
 from functools import singledispatch
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Cos, Exp, FourierActivation, Identity, Sin, Snake
+from ..activations import Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -25,8 +26,9 @@ from ..bases import (
     Mixture,
     Product,
     ProjectedGaussian,
-    Pushforward,
     Standardized,
+    UniformBox,
+    UniformCube,
     UniformSphere,
 )
 from ..kernels import Separable
@@ -35,6 +37,8 @@ from ..kernels.piecewise import piecewise_moment
 from ..network import Network
 from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
+from .affine import normal_coordinates
+from .jets import Rows, as_complex, centres, independent_factors, sums_over_rows
 
 Moments = tuple[Tensor, Tensor]
 
@@ -67,30 +71,23 @@ def _moments(base: Base, network: Network) -> Moments:
 
 
 def _by_engine(base: Base, network: Network) -> Moments:
-    if _has_moments(base):
-        if isinstance(network.activation, Exp) and isinstance(base, LaplaceBase):
-            return _members(base, network)
-        wave = isinstance(network.activation, FourierActivation)
-        if wave and isinstance(base, FourierBase) and _affordable(base, network.activation):
-            return _waves(base, network)
+    if isinstance(network.activation, Exp) and _has_member_moments(base):
+        return _members(base, network)
+    wave = isinstance(network.activation, FourierActivation)
+    if wave and isinstance(base, FourierBase) and not isinstance(base, Product):
+        return _waves(base, network)
     raise NotImplementedError(
         f"No closed form for the moments of {network.activation} on {base}. Every pair with a "
-        "closed form of the normaliser has one, with two exceptions: bases such as UniformCube, "
-        "whose event is not its statistic; and Snake and Identity on products or in more than "
-        "three dimensions, where there are too many fourth derivatives."
+        "closed form of the normaliser has one, except for bases whose event is not its statistic: "
+        "UniformCube with bends, and products with such bases."
     )
 
 
-def _affordable(base: Base, activation: Activation) -> bool:
-    lines = isinstance(activation, Snake | Identity)
-    return not lines or (base.num_statistics <= 3 and not isinstance(base, Product))
-
-
-def _has_moments(base: Base) -> bool:
-    # Transforms give moments of the statistic, and the event of a pushforward is another variable.
+def _has_member_moments(base: Base) -> bool:
+    # Log-partition functions give moments of the statistic: the event may be another variable.
     if isinstance(base, Mixture | Product):
-        return all(_has_moments(part) for part in base.bases)
-    return not isinstance(base, Pushforward)
+        return all(_has_member_moments(part) for part in base.bases)
+    return isinstance(base, LaplaceBase | UniformCube)
 
 
 def _gradient(value: Tensor, argument: Tensor, differentiable: bool = True) -> Tensor:
@@ -198,7 +195,7 @@ def _mixture(base: Mixture, network: Network) -> Moments:
     return _mixed(base.log_weights() + logits, means, covariances)
 
 
-def _members(base: LaplaceBase, network: Network) -> Moments:
+def _members(base: Any, network: Network) -> Moments:
     # A signed mixture of members of the exponential family, one for each pair of neurons.
     assert isinstance(network.activation, Exp)
     weight, n = network.weight, network.weight.shape[-2]
@@ -219,27 +216,60 @@ def _standardized(base: Standardized, network: Network) -> Moments:
     loc, scale = base.loc, base.scale
     if not base.event_dim:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)
+    return _moved(mean, covariance, loc, scale)
+
+
+def _moved(mean: Tensor, covariance: Tensor, loc: Tensor, scale: Tensor) -> Moments:
     return loc + scale * mean, scale.unsqueeze(-1) * covariance * scale.unsqueeze(-2)
 
 
-def _waves(base: FourierBase, network: Network) -> Moments:
-    r"""Neurons that are a line plus a wave, from derivatives of one characteristic function.
+@_moments.register
+def _product(base: Product, network: Network) -> Moments:
+    found = normal_coordinates(base)
+    if found is None:
+        return _independent(base, network)
+    mean, covariance = _moments(found.base, replace(network, base=found.base))
+    if found.loc is None or found.scale is None:
+        return mean, covariance
+    return _moved(mean, covariance, found.loc, found.scale)
 
-    .. math:: S(u) = \int e^{i u \cdot x} \|V \sigma(W x + b)\|^2 \mu(dx), \quad Z = S(0), \quad
-        Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
 
-    Products of neurons are polynomials, waves, and polynomials times waves. Their sum over pairs
-    is taken before it is differentiated.
+class Transform(NamedTuple):
+    r"""A transform of a network, see :func:`transform_of_waves`.
+
+    Arguments:
+        values: :math:`T(u)`, with shape :math:`(*)`.
+        slopes: :math:`-i \nabla T(u)`, with shape :math:`(*, D)`.
+        waves: Real parts of coefficients of waves, with their frequencies.
+    """
+
+    values: Tensor
+    slopes: Tensor
+    waves: list[tuple[Tensor, Tensor]]
+
+
+def transform_of_waves(base: FourierBase, network: Network, shift: Tensor) -> Transform:
+    r"""Integrates waves times :math:`e^{i u \cdot (x - c)}`, with the mean :math:`c` of the base.
+
+    .. math:: T(u) = \int e^{i u \cdot (x - c)} g(x) \mu(dx), \quad
+        \Re g(x) = \|V \sigma(W x + b)\|^2
+
+    Products of neurons are polynomials, waves, and polynomials times waves. Each wave
+    :math:`\cos \theta` stands for its :math:`e^{i \theta}` in :math:`g`.
+
+    Arguments:
+        base: The base, with :math:`t(x) = x`.
+        network: The network, whose activation is a line plus a wave.
+        shift: The frequencies :math:`u`, with shape :math:`(*, D)`; they require gradients.
     """
     network = network.real()
     activation, weight = network.activation, network.weight
     gram, centre = network.form.gram(), base.mean(weight)
     angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
-    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
     line = angle
     if isinstance(activation, Snake) and activation.offset:
         line = angle + 0.5 / activation.a
-    terms = []  # of S(u) and -i ∇S(u)
+    terms = []  # of T(u) and -i ∇T(u)
     waves = []  # real parts of coefficients, and frequencies
     if isinstance(activation, Snake | Identity):
         terms.append(_lines(base, gram, weight, line, shift))
@@ -260,10 +290,86 @@ def _waves(base: FourierBase, network: Network) -> Moments:
             values, slopes = _transforms(base, pairs, shift)
             terms.append(((factor * values).sum(-1), (factor.unsqueeze(-1) * slopes).sum(-2)))
             waves.append((factor.real, pairs))
-    mass, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
-    if isinstance(base, UniformSphere) and isinstance(activation, Cos | Sin):
+    total, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
+    return Transform(total, slope, waves)
+
+
+def _waves(base: FourierBase, network: Network) -> Moments:
+    r"""Neurons that are a line plus a wave, from derivatives of one characteristic function.
+
+    .. math:: S(u) = \int e^{i u \cdot x} \|V \sigma(W x + b)\|^2 \mu(dx), \quad Z = S(0), \quad
+        Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
+    """
+    weight = network.weight
+    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
+    mass, slope, waves = transform_of_waves(base, network, shift)
+    centre = base.mean(weight)
+    if isinstance(base, UniformSphere) and isinstance(network.activation, Cos | Sin | Cis):
         return _centred(mass.real, slope.real, _radial(base, waves), centre)
     return _centred(mass.real, slope.real, _jacobian(slope.imag, shift, network), centre)
+
+
+@_moments.register(UniformBox)
+@_moments.register(UniformCube)
+def _independent(base: Base, network: Network) -> Moments:
+    r"""Neurons that are a line plus a wave, on independent factors of the base.
+
+    With lines :math:`l_i = a_i + w_i \cdot t` and waves :math:`\Re p_i e^{i \omega_i \cdot t}`,
+
+    .. math:: \|V \sigma\|^2 = \sum_{ij} M_{ij} \left( l_i l_j
+        + 2 l_i \Re p_j e^{i \omega_j \cdot t}
+        + \tfrac{1}{2} \Re (p_i p_j e^{i (\omega_i + \omega_j) \cdot t}
+        + p_i \bar{p}_j e^{i (\omega_i - \omega_j) \cdot t}) \right).
+    """
+    factors = independent_factors(base)
+    if factors is None or not isinstance(network.activation, FourierActivation):
+        return _by_engine(base, network)
+    network = network.real()
+    activation, weight, gram = network.activation, network.weight, network.form.gram()
+    latent = network.latent().base
+    assert isinstance(latent, FourierBase)
+    angle = network.bias + (weight * latent.mean(weight).unsqueeze(-2)).sum(-1)
+    line = angle
+    if isinstance(activation, Snake) and activation.offset:
+        line = angle + 0.5 / activation.a
+    level = (gram @ line.unsqueeze(-1)).squeeze(-1)
+    rows = []
+    if isinstance(activation, Snake | Identity):
+        rows += _line_rows(gram, weight, line, level)
+    if not isinstance(activation, Identity):
+        assert isinstance(activation, FourierActivation)
+        frequency = activation.wave_frequency
+        omega = frequency * weight
+        phase = torch.polar(torch.ones_like(angle), frequency * angle)
+        if isinstance(activation, Sin):
+            phase = -1j * phase
+        if isinstance(activation, Snake):
+            phase = -phase / frequency
+            rows.append(Rows(omega, gram @ weight, [2 * phase * level, 2 * phase]))
+        for sign, other in ((1, phase), (-1, phase.conj())):
+            pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
+            factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
+            rows.append(Rows(pairs, torch.zeros_like(pairs), [factor]))
+    sums = [sums_over_rows(factors, row) for row in rows]
+    mass, first, second = (sum(x[1:], x[0]).real for x in zip(*sums, strict=True))
+    return _centred(mass, first, second, centres(factors, weight))
+
+
+def _line_rows(gram: Tensor, weight: Tensor, line: Tensor, level: Tensor) -> list[Rows]:
+    # Products of lines: a + 2 s·t + t·Qt, where 2 t_k t_l = ((t_k + t_l)² - (t_k - t_l)²) / 2.
+    d = weight.shape[-1]
+    square = weight.mT @ gram @ weight
+    linear = 2 * (weight * level.unsqueeze(-1)).sum(-2, keepdim=True)
+    constant = (level * line).sum(-1, keepdim=True)
+    rows = [Rows(torch.zeros_like(linear), linear, [constant, torch.ones_like(constant)])]
+    i, j = torch.triu_indices(d, d, offset=1, device=weight.device)
+    eye = torch.eye(d, dtype=weight.dtype, device=weight.device)
+    direction = torch.cat([eye, eye[i] + eye[j], eye[i] - eye[j]])
+    cross = square[..., i, j]
+    halves = torch.cat([2 * square.diagonal(dim1=-2, dim2=-1), cross, -cross], dim=-1)
+    zeros = torch.zeros_like(halves)
+    rows.append(Rows(torch.zeros_like(direction), direction, [zeros, zeros, halves]))
+    return rows
 
 
 def _radial(base: UniformSphere, waves: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -289,14 +395,7 @@ def _centred(mass: Tensor, first: Tensor, second: Tensor, centre: Tensor) -> Mom
 def _transforms(base: FourierBase, omega: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     # φ(ω + u) and -i ∇φ(ω + u), complex, with shapes (*, E) and (*, E, D).
     omega = omega + shift.unsqueeze(-2)
-    return _complex(*base.characteristic(omega)), _complex(*base.characteristic_moment(omega))
-
-
-def _complex(real: Tensor | None, imag: Tensor | None) -> Tensor:
-    filler = imag if real is None else real
-    assert filler is not None
-    zeros = torch.zeros_like(filler)
-    return torch.complex(zeros if real is None else real, zeros if imag is None else imag)
+    return as_complex(*base.characteristic(omega)), as_complex(*base.characteristic_moment(omega))
 
 
 def _slope(value: Tensor, shift: Tensor) -> Tensor:

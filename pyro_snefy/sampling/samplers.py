@@ -324,7 +324,8 @@ def _batched_mixture(network: Network, draws: float) -> Sampler | None:
 def _mixture(network: Network, draws: float) -> Sampler | None:
     base = network.base
     assert isinstance(base, Mixture)
-    parts = [find_sampler(replace(network, base=part), draws) for part in base.bases]
+    networks = [replace(network, base=part).latent() for part in base.bases]
+    parts = [find_sampler(part, draws) for part in networks]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None

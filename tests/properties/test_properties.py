@@ -185,6 +185,31 @@ def test_chain_rule(description: Call, seed: int) -> None:
     assert (difference <= allowed).all(), f"dims {given_dims}: {whole} != {first} + {second}"
 
 
+@given(laws(), seeds)
+def test_noise(description: Call, seed: int) -> None:
+    """log p(x) + log p(y | x) = log p(y) + log p(x | y), for noise from tiny to large."""
+    law = _law(description)
+    rng = np.random.default_rng(seed)
+    x = events(law, seed)
+    scale = torch.as_tensor(10 ** rng.uniform(-3, 3, law.event_shape))
+    y = x + scale * torch.as_tensor(rng.normal(size=x.shape))
+    try:
+        observed, posterior = law.observed(scale), law.posterior(y, scale)
+    except NotImplementedError:
+        assume(False)
+        raise
+    error = torch.distributions.Normal(x, scale).log_prob(y)
+    error = error.sum(-1) if law.event_shape else error
+    joint = law.log_prob(x) + error
+    assume(bool((joint > -500).all()))
+    condition = law.condition_number + posterior.condition_number
+    assume(bool((condition < 1e-4 / EPS).all()))
+    found = observed.log_prob(y) + posterior.log_prob(x)
+    # Distances from the centres, in standard deviations, are squared in all four terms.
+    allowed = _BUDGET * EPS * (condition + _condition(law, x)) + 1e-8 * (1 + joint.abs())
+    assert ((found - joint).abs() <= allowed).all(), f"noise {scale}: {found} != {joint}"
+
+
 @given(laws("several"), seeds)
 @example(known.ON_A_CIRCLE, 1)
 def test_partially_observed(description: Call, seed: int) -> None:
