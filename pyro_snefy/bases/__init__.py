@@ -20,6 +20,7 @@ __all__ = [
     "ProjectedGaussian",
     "Pushforward",
     "Standardized",
+    "StudentT",
     "TensorField",
     "UniformBox",
     "UniformCube",
@@ -32,6 +33,7 @@ from .counts import Discrete, Geometric, PointMass, Poisson
 from .engines import FourierBase, LaplaceBase
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian
+from .heavy_tails import StudentT
 from .mixture import GaussianMixture, Mixture
 from .product import Product
 from .pushforward import Pushforward, Standardized, UniformCube

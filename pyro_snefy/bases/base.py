@@ -310,6 +310,14 @@ class Base:
         r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
         raise NotImplementedError
 
+    def finite_moments(self) -> Tensor | None:
+        r"""The :math:`\nu` of tails :math:`|t|^{-\nu - D}`, with shape :math:`(*)`.
+
+        Moments of an order below :math:`\nu` are finite. None stands for lighter tails, where all
+        moments are.
+        """
+        return None
+
     def codimension(self, x: Tensor) -> int | Tensor:
         r"""How many dimensions the reference measure of the density lacks at an event.
 

@@ -49,6 +49,10 @@ class FourierBase(Base):
         r"""The covariance of the statistic, with shape :math:`(*, D, D)`."""
         raise NotImplementedError
 
+    def dispersion(self, like: Tensor) -> Tensor:
+        r"""A multiple of the covariance that is finite, with shape :math:`(*, D, D)`."""
+        return self.covariance(like)
+
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""The pair :math:`\varphi(\omega)`, with shape :math:`(*, E)`."""
         raise NotImplementedError
@@ -101,6 +105,7 @@ class FourierBase(Base):
         base: Any = self
         mean = base.mean(weight)
         square = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1)  # E[v^2]
+        square = torch.where(square < torch.inf, square, 0.0)  # only a constant has a law there
         root = square.sqrt()
         a0 = c0 + c1.abs() * root / 2
         a2 = torch.where(square > 0, c2 + c1.abs() / (2 * root), 0.0)

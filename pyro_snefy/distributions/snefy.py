@@ -18,7 +18,7 @@ from ..network import Network
 from ..numerics.forms import Features, Gram, Readout
 from ..numerics.linalg import broadcast_shapes, take
 from ..operations.marginals import check_dims, marginal
-from ..operations.moments import moments
+from ..operations.moments import check_finite, moments
 from ..operations.quantiles import cdf, icdf
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .marginal import Marginal
@@ -112,6 +112,7 @@ class SNEFY(TorchDistribution):
         validate = TorchDistribution._validate_args if validate_args is None else validate_args
         self._validate_args = validate
         if validate:
+            check_finite(activation, base, 0, "the normalising constant Z")
             check_values(self._arguments, base.weight_constraint(activation), base)
 
     def __repr__(self) -> str:

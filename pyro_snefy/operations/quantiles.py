@@ -290,7 +290,7 @@ def _along(network: Network, dim: int, whole: bool) -> Neurons:
         zero = -bias / slope if weight.shape[-1] == 1 else torch.zeros_like(bias)
         return Neurons(activation, slope, zero, torch.zeros_like(zero))
     assert isinstance(base, FourierBase)
-    covariance = base.covariance(weight)
+    covariance = base.dispersion(weight)
     spread = weight @ covariance  # (*, n, D)
     variance = covariance[..., dim, dim].unsqueeze(-1)
     mean = base.mean(weight)
