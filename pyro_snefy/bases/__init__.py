@@ -10,7 +10,9 @@ __all__ = [
     "GaussianMixture",
     "Geometric",
     "Interval",
+    "Laplace",
     "LaplaceBase",
+    "Logistic",
     "Mixture",
     "NormalFamily",
     "PointMass",
@@ -33,7 +35,7 @@ from .counts import Discrete, Geometric, PointMass, Poisson
 from .engines import FourierBase, LaplaceBase
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian
-from .heavy_tails import StudentT
+from .heavy_tails import Laplace, Logistic, StudentT
 from .mixture import GaussianMixture, Mixture
 from .product import Product
 from .pushforward import Pushforward, Standardized, UniformCube
