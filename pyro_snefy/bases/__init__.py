@@ -2,6 +2,8 @@ r"""Base measures of squared neural families: supports, statistics and transform
 
 __all__ = [
     "Base",
+    "Bernoulli",
+    "Binomial",
     "DirichletFamily",
     "Discrete",
     "FourierBase",
@@ -14,6 +16,7 @@ __all__ = [
     "LaplaceBase",
     "Logistic",
     "Mixture",
+    "NegativeBinomial",
     "NormalFamily",
     "PointMass",
     "Poisson",
@@ -31,7 +34,15 @@ __all__ = [
 
 from .base import Base, TensorField
 from .box import Interval, UniformBox
-from .counts import Discrete, Geometric, PointMass, Poisson
+from .counts import (
+    Bernoulli,
+    Binomial,
+    Discrete,
+    Geometric,
+    NegativeBinomial,
+    PointMass,
+    Poisson,
+)
 from .engines import FourierBase, LaplaceBase
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian
