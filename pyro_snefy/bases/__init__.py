@@ -27,6 +27,7 @@ __all__ = [
     "Standardized",
     "StudentT",
     "TensorField",
+    "UniformAngle",
     "UniformBox",
     "UniformCube",
     "UniformSphere",
@@ -50,4 +51,4 @@ from .heavy_tails import Laplace, Logistic, StudentT
 from .mixture import GaussianMixture, Mixture
 from .product import Product
 from .pushforward import Pushforward, Standardized, UniformCube
-from .sphere import ProjectedGaussian, UniformSphere
+from .sphere import ProjectedGaussian, UniformAngle, UniformSphere

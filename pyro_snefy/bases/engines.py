@@ -77,9 +77,10 @@ class FourierBase(Base):
         if self.event_dim:
             return None
         log_density = self.log_density(x) - self.mass(x).log()
-        known = torch.where(observed, x, 0.0).unsqueeze(-1)
+        mask = observed.unsqueeze(-1).expand((*observed.shape, self.num_statistics))
+        known = torch.where(mask, self.statistic(x), 0.0)
         log_density = torch.where(observed, log_density, 0.0)
-        return Partial(self, known, ~observed.unsqueeze(-1), log_density)
+        return Partial(self, known, ~mask, log_density)
 
     def sample_square(self, weight: Tensor) -> Tensor:
         r"""Draws :math:`N` events from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.

@@ -27,6 +27,7 @@ from ..bases import (
     ProjectedGaussian,
     Pushforward,
     Standardized,
+    UniformAngle,
     UniformSphere,
 )
 from ..kernels import Separable
@@ -110,7 +111,7 @@ def _has_moments(base: Base) -> bool:
     # Transforms give moments of the statistic, and the event of a pushforward is another variable.
     if isinstance(base, Mixture | Product):
         return all(_has_moments(part) for part in base.bases)
-    return not isinstance(base, Pushforward)
+    return not isinstance(base, Pushforward | UniformAngle)
 
 
 def _gradient(value: Tensor, argument: Tensor, differentiable: bool = True) -> Tensor:
@@ -354,7 +355,7 @@ def _lines_and_waves(
 @_moments.register
 def _sphere(base: UniformSphere, network: Network) -> Moments:
     degree = network.activation.degree
-    if degree is None:
+    if degree is None or not _has_moments(base):
         return _by_engine(base, network)
     # A normal vector is r x, where the square of the network is proportional to r^(2 degree).
     d, weight = base.num_statistics, network.weight
