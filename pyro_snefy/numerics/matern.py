@@ -72,7 +72,8 @@ def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     # The exponent drops by c where t - 1 - log(1 + t) does: bounds on both sides.
     by_alpha, by_beta = _DROP / alpha, _DROP / beta
     left = torch.minimum(
-        (by_alpha + (by_alpha * (by_alpha + 8)).sqrt()) / 2, (by_beta + (2 * by_beta).sqrt()).log1p()
+        (by_alpha + (by_alpha * (by_alpha + 8)).sqrt()) / 2,
+        (by_beta + (2 * by_beta).sqrt()).log1p(),
     )
     right = torch.minimum(
         (by_beta + (by_beta * (by_beta + 8)).sqrt()) / 2, (by_alpha + (2 * by_alpha).sqrt()).log1p()

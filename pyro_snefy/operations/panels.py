@@ -1,6 +1,6 @@
 r"""Panels of Gauss-Legendre quadrature that resolve the density of one coordinate."""
 
-__all__ = ["Neurons", "edges_and_atoms", "ends"]
+__all__ = ["Neurons", "between_tails", "edges_and_atoms", "ends"]
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Exp, GaussianActivation
+from ..activations import Activation, Exp, GaussianActivation, Identity, Snake
 from ..bases import (
     Base,
     Binomial,
@@ -39,6 +39,8 @@ _RADIANS = 6.0
 _REACH = 12.0
 # More panels or counts than this would take too long.
 _MOST = 2**20
+# Panels on either side that resolve waves in tails.
+_AFFORDABLE = 2**12
 
 # e^{-45} is negligible in float64, squares of linear neurons included.
 _DROP = 45.0
@@ -164,6 +166,32 @@ def _(base: Laplace | Logistic, neurons: Neurons) -> EdgesAndAtoms:
     high = base.loc + _DROP / (1 / base.scale - up)
     low, high, rate = torch.broadcast_tensors(low, high, neurons.rate + 4 / base.scale)
     return [_grid(low, high, _RADIANS / rate), base.loc.unsqueeze(-1)], []
+
+
+@edges_and_atoms.register
+def _(base: StudentT, neurons: Neurons) -> EdgesAndAtoms:
+    # Without the masses of the tails, panels reach to a mass of 1e-13 or as far as can be paid.
+    # Longer panels beyond sample the waves, and leave an error of the order of the mass there.
+    loc, scale, df = base.mean(neurons.slope)[..., 0], base.matrix()[..., 0, 0].sqrt(), base.df
+    order = df - 2 if isinstance(neurons.activation, Snake | Identity) else df
+    step = _student_step(scale, df, neurons)
+    reach = scale * df.sqrt() * (math.log(1e13) / order).clamp(max=70.0).exp()
+    reach, loc, step = torch.broadcast_tensors(reach, loc, step)
+    near = torch.minimum(reach, _AFFORDABLE * step)
+    far = _grid(near.log(), reach.log(), torch.full_like(near, 0.5)).exp()
+    centre = loc.unsqueeze(-1)
+    return [_grid(loc - near, loc + near, step), centre - far, centre + far], []
+
+
+def _student_step(scale: Tensor, df: Tensor, neurons: Neurons) -> Tensor:
+    # The density has branch points at m ± i √ν s.
+    return _RADIANS / (neurons.rate + _RADIANS / (scale * df.sqrt().clamp(max=1.0)))
+
+
+def between_tails(base: StudentT, neurons: Neurons, low: Tensor, high: Tensor) -> EdgesAndAtoms:
+    """Edges of panels between two tails whose masses are known, from low to high."""
+    step = _student_step(base.matrix()[..., 0, 0].sqrt(), base.df, neurons)
+    return [_grid(*torch.broadcast_tensors(low, high, step))], []
 
 
 def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:

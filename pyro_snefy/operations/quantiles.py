@@ -15,12 +15,13 @@ import torch
 from torch import Size, Tensor
 
 from ..activations import Step
-from ..bases import Base, FourierBase, GaussianMixture
+from ..bases import Base, FourierBase, GaussianMixture, StudentT
 from ..constraints import is_real
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes
 from .marginals import log_numerator
-from .panels import Neurons, edges_and_atoms, ends
+from .panels import EdgesAndAtoms, Neurons, between_tails, edges_and_atoms, ends
+from .tails import Tails
 
 _NODES = 16  # of each panel
 # Values of neurons at nodes that are held at once, which bounds memory.
@@ -41,6 +42,7 @@ class Line:
         batch_shape: The batch shape.
         width: The number of neurons.
         jumps: Where the density may jump, each with shape :math:`(*, J)`.
+        tails: The masses beyond all panels, or None where they are negligible.
     """
 
     def __init__(
@@ -51,8 +53,9 @@ class Line:
         batch_shape: Size,
         width: int,
         jumps: Sequence[Tensor] = (),
+        tails: Tails | None = None,
     ) -> None:
-        self.log_density, self.batch_shape = log_density, batch_shape
+        self.log_density, self.batch_shape, self.tails = log_density, batch_shape, tails
         self.jumps = [x.expand(batch_shape + x.shape[-1:]) for x in jumps if x.requires_grad]
         like = neurons.slope
         self.nodes, self.weights = (
@@ -61,7 +64,7 @@ class Line:
         )
         self._panels_at_once = max(1, _CHUNK // (_NODES * width * max(1, batch_shape.numel())))
         with torch.no_grad():
-            edges, atoms = edges_and_atoms(law, neurons)
+            edges, atoms = _edges_and_atoms(law, neurons, tails)
         self.diffuse = bool(edges)
         self.points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
         every = [*edges, self.points] if atoms else edges
@@ -72,6 +75,8 @@ class Line:
     def upper(self) -> Tensor:
         r"""The mass up to each edge, its atom included, with shape :math:`(\text{batch}, E)`."""
         smooth = torch.nn.functional.pad(self._panels().cumsum(-1), (1, 0))
+        if self.tails is not None:
+            smooth = smooth + self.tails.beyond(self.edges[..., 0], -1).unsqueeze(-1)
         return smooth + self.atoms.cumsum(-1)
 
     def _panels(self) -> Tensor:
@@ -131,7 +136,13 @@ class Line:
         low = self._gather(self.edges, at)
         high = torch.where(within, x, low)
         # Panels of no length have no nodes where the density need be finite.
-        return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
+        total = below + self._chunked(self.integral, low, high)
+        if self.tails is not None:
+            ends = self.edges[..., 0], self.edges[..., -1]
+            lower = self.tails.beyond(torch.minimum(x, ends[0]), -1)
+            upper = self.tails.beyond(torch.maximum(x, ends[1]), 1)
+            total = torch.where(place < 0, lower, torch.where(place < last, total, 1 - upper))
+        return total.clamp(max=1.0)
 
     def _moved(self, x: Tensor) -> Tensor:
         # Zero, but with the gradient of the mass that enters or leaves when a jump below x moves.
@@ -156,7 +167,10 @@ class Line:
         """
         upper, lower = self.upper, self.upper - self.atoms
         with torch.no_grad():
-            target = q * upper[..., -1]  # one, but for rounding
+            total = upper[..., -1]  # one, but for rounding
+            if self.tails is not None:
+                total = total + self.tails.beyond(self.edges[..., -1], 1)
+            target = q * total
             place = self._search(upper, target, right=False)  # the first edge at or above
             place = place.clamp(max=self.edges.shape[-1] - 1)
             high = self._gather(self.edges, place)
@@ -168,7 +182,17 @@ class Line:
             low = torch.where(at_atom, high, low)
             x = self._chunked(self._newton, low, high, target - below, target)
             x = torch.where(at_atom, high, x)
+            if self.tails is not None:
+                at_atom = torch.zeros_like(at_atom)
+                lower, higher = target < upper[..., 0], target > upper[..., -1]
+                x[lower] = self._in_tail(target, -1)[lower]
+                x[higher] = self._in_tail(total - target, 1)[higher]
         return torch.where(at_atom, x, self.attach(x, q)) if torch.is_grad_enabled() else x
+
+    def _in_tail(self, mass: Tensor, sign: int) -> Tensor:
+        assert self.tails is not None
+        edge = self.edges[..., 0 if sign < 0 else -1]
+        return self.tails.quantile(torch.minimum(mass, self.tails.beyond(edge, sign)), sign)
 
     def attach(self, x: Tensor, q: Tensor) -> Tensor:
         r"""Values :math:`x` with the gradients of quantiles, by implicit differentiation.
@@ -180,7 +204,7 @@ class Line:
             q: The probabilities, of the same shape; only their gradients count.
         """
         x = x.detach()
-        one_each = x.shape == self.batch_shape and not len(self.points)
+        one_each = x.shape == self.batch_shape and not len(self.points) and self.tails is None
         distribution = self._mass_below(x) if one_each else self.cdf(x)
         change = (q - q.detach()) - (distribution - distribution.detach())
         density = self.log_density(x).exp().detach()
@@ -251,7 +275,19 @@ def line(network: Network, dim: int = 0) -> Line:
     with torch.no_grad():
         neurons = _along(network, dim, whole)
     jumps = [*ends(law), *_steps(network, dim, neurons)]
-    return Line(log_density, law, neurons, network.batch_shape, network.width, jumps)
+    tails = _tails(network, whole, log_normalizer)
+    return Line(log_density, law, neurons, network.batch_shape, network.width, jumps, tails)
+
+
+def _tails(network: Network, whole: bool, log_normalizer: Tensor) -> Tails | None:
+    return Tails(network, log_normalizer) if whole and isinstance(network.base, StudentT) else None
+
+
+def _edges_and_atoms(law: Base, neurons: Neurons, tails: Tails | None) -> EdgesAndAtoms:
+    if tails is None:
+        return edges_and_atoms(law, neurons)
+    assert isinstance(law, StudentT)
+    return between_tails(law, neurons, *tails.ends())
 
 
 @torch.no_grad()
@@ -264,7 +300,8 @@ def count_nodes(network: Network, dim: int = 0) -> int:
     """
     whole = network.base.event_shape.numel() == 1
     base = network.base if whole else network.base.marginal([dim])
-    edges, atoms = edges_and_atoms(base, _along(network, dim, whole))
+    tails = _tails(network, whole, network.weight.new_zeros(()))
+    edges, atoms = _edges_and_atoms(base, _along(network, dim, whole), tails)
     return _NODES * sum(x.shape[-1] for x in edges) + sum(x.shape[-1] for x in atoms)
 
 

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from torch.autograd import Function
 
 from ..activations import GaussianActivation, ReLU, Step
-from ..bases import Gaussian, GaussianMixture, Laplace, Logistic, UniformBox
+from ..bases import Gaussian, GaussianMixture, Laplace, Logistic, StudentT, UniformBox
 from ..network import Network
 from ..operations.marginals import marginal
 from ..operations.quantiles import count_nodes, line
@@ -31,7 +31,7 @@ def is_reparameterizable(network: Network) -> bool:
         return False
     return isinstance(
         network.latent().base,
-        Gaussian | GaussianMixture | Laplace | Logistic | UniformBox,
+        Gaussian | GaussianMixture | Laplace | Logistic | StudentT | UniformBox,
     )
 
 
