@@ -293,8 +293,8 @@ class NegativeBinomial(_Trials):
         return _polar(log_modulus, phase)
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        # E[(x - c) e^{iω(x - c)}] = c (e^{iω} - 1) / (1 - q e^{iω}) φ, where the fraction is
-        # (e^{iω} - 1) (1 - q e^{-iω}) / |1 - q e^{iω}|² = ((1 + q) (cos ω - 1) + i (1 - q) sin ω) / |·|².
+        # E[(x - c) e^{iω(x - c)}] = c (e^{iω} - 1) / (1 - q e^{iω}) φ. The fraction is
+        # ((1 + q) (cos ω - 1) + i (1 - q) sin ω) / |1 - q e^{iω}|².
         log_modulus, phase, ratio = self._parts(omega)
         real, imag = _polar(log_modulus, phase)
         _, probs, omega = self._columns(omega)

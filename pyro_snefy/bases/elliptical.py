@@ -146,7 +146,7 @@ class Elliptical(FourierBase):
         x = self.mean(noise) + noise * self._vector_scale()
         return x if self.event_dim else x.squeeze(-1)
 
-    def _some(self, dims: Sequence[int]) -> dict[str, Tensor]:
+    def _some(self, dims: Sequence[int]) -> dict[str, Any]:
         # Location and scale of some coordinates.
         if self.scale_tril is None:
             loc, scale = self.loc, self._vector_scale()
@@ -164,7 +164,7 @@ class Elliptical(FourierBase):
         factor = torch.linalg.cholesky(matrix[..., dims])
         return torch.cholesky_solve(matrix[..., self.others(dims)], factor).mT
 
-    def _given(self, dims: Sequence[int], values: Tensor) -> dict[str, Tensor]:
+    def _given(self, dims: Sequence[int], values: Tensor) -> dict[str, Any]:
         # Location and scale of the other coordinates, given some, where e is normal.
         others, coefficients = self.others(dims), self._coefficients(dims)
         if coefficients is None:

@@ -3,6 +3,7 @@ r"""The uniform law on the sphere, and the normal law seen through directions.""
 __all__ = ["ProjectedGaussian", "UniformAngle", "UniformSphere"]
 
 import math
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -34,7 +35,7 @@ class UniformSphere(FourierBase, LaplaceBase):
         tensor(-2.5310)
     """
 
-    support = unit_sphere
+    support: Any = unit_sphere
 
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)

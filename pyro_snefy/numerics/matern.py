@@ -69,15 +69,8 @@ def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     large = (root + a.abs()) / 2
     small = safe / large
     alpha, beta = torch.where(a > 0, large, small), torch.where(a > 0, small, large)
-    # The exponent drops by c where t - 1 - log(1 + t) does: bounds on both sides.
-    by_alpha, by_beta = _DROP / alpha, _DROP / beta
-    left = torch.minimum(
-        (by_alpha + (by_alpha * (by_alpha + 8)).sqrt()) / 2,
-        (by_beta + (2 * by_beta).sqrt()).log1p(),
-    )
-    right = torch.minimum(
-        (by_beta + (by_beta * (by_beta + 8)).sqrt()) / 2, (by_alpha + (2 * by_alpha).sqrt()).log1p()
-    )
+    left = torch.minimum(_reach(_DROP / alpha), _short_reach(_DROP / beta))
+    right = torch.minimum(_reach(_DROP / beta), _short_reach(_DROP / alpha))
     share = torch.linspace(0, 1, _NODES, dtype=z.dtype, device=z.device)
     t = (left + right).unsqueeze(-1) * share - left.unsqueeze(-1)
     up = t.expm1()
@@ -100,6 +93,16 @@ def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     for i in range(1, j + 1):
         exact = exact / (p - i)
     return torch.where((z == 0) & (a > 0), exact, value)
+
+
+def _reach(drop: Tensor) -> Tensor:
+    # A bound of the t where t - 1 + e^{-t} ≥ t² / (2 + t) has risen to a value.
+    return (drop + (drop * (drop + 8)).sqrt()) / 2
+
+
+def _short_reach(drop: Tensor) -> Tensor:
+    # A bound of the t where e^t - 1 - t has risen to a value.
+    return (drop + (2 * drop).sqrt()).log1p()
 
 
 def _stirling(p: Tensor) -> Tensor:

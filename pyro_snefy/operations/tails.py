@@ -100,10 +100,9 @@ class Tails:
         total = torch.zeros_like(point[..., 0])
         line = None
         if isinstance(activation, Snake | Identity):
-            offset = (
-                0.5 / activation.a if isinstance(activation, Snake) and activation.offset else 0
-            )
-            line = weight * point + (bias + offset)
+            line = weight * point + bias
+            if isinstance(activation, Snake) and activation.offset:
+                line = line + 0.5 / activation.a
             total = total + (_times(line, gram) * line).sum(-1)
         if isinstance(activation, Identity):
             return total
@@ -117,7 +116,8 @@ class Tails:
         image = _times(wave, gram)
         if line is not None:
             total = total + 2 * amplitude * (image * line).sum(-1)
-        row, column = torch.triu_indices(*gram.shape[-2:], offset=1, device=gram.device)
+        n = gram.shape[-1]
+        row, column = torch.triu_indices(n, n, offset=1, device=gram.device)
         gap, turn = slope[..., row] - slope[..., column], phase[..., row] - phase[..., column]
         turn = torch.where(gap < 0, -turn, turn)
         pairs = (gram[..., row, column] * (1j * (gap.abs() * point + turn)).exp()).sum(-1)
