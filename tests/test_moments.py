@@ -32,7 +32,7 @@ from tests.densities import LOG_DENSITIES, RULES, Array, Rule, grid, join, legen
 EVERY = ("Gaussian", "GaussianScalar", "GaussianFull", "GaussianMixture", "Discrete")
 EVERY += ("DiscreteScalar", "MixtureAtom")
 # ... and here none has.
-NONE = ("UniformCube",)
+NONE = ("UniformCube", "UniformAngle")
 # Fourth derivatives of characteristic functions are too many here.
 LARGE = ("Product", "UniformSphere7", "ProjectedGaussian")
 KINKED = ("Step", "ReLU", "ReLU2", "ReLU3", "LeakyReLU")

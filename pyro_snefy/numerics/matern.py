@@ -37,27 +37,46 @@ def matern(order: Tensor, square: Tensor) -> Tensor:
 
 class _Integral(Function):
     # ∫ (y - ψ(p))^k e^{(p - j) y - e^y - z e^{-y}} dy / Γ(p): derivatives are of the same kind.
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
-        ctx.save_for_backward(p, z)
-        ctx.powers = j, k
+    def forward(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
         if p.numel() <= _CHUNK:
             return _integral(p, z, j, k)
         pieces = zip(p.reshape(-1).split(_CHUNK), z.reshape(-1).split(_CHUNK), strict=True)
         return torch.cat([_integral(a, b, j, k) for a, b in pieces]).reshape(p.shape)
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        p, z, *ctx.powers = inputs
+        ctx.save_for_backward(p, z)
+        ctx.save_for_forward(p, z)
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (gradient,), (p, z), (j, k) = gradients, ctx.saved_tensors, ctx.powers
-        by_p = by_z = None
-        if ctx.needs_input_grad[0]:
-            slope = _Integral.apply(p, z, j, k + 1)
-            if k:
-                slope = slope - k * torch.polygamma(1, p) * _Integral.apply(p, z, j, k - 1)
-            by_p = gradient * slope
-        if ctx.needs_input_grad[1]:
-            by_z = gradient * -_Integral.apply(p, z, j + 1, k)
-        return by_p, by_z, None, None
+        (gradient,), arguments = gradients, (*ctx.saved_tensors, *ctx.powers)
+        by_p, by_z, *_ = ctx.needs_input_grad
+        return (
+            gradient * _by_order(*arguments) if by_p else None,
+            gradient * _by_square(*arguments) if by_z else None,
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        arguments = (*ctx.saved_tensors, *ctx.powers)
+        by_p, by_z, *_ = tangents
+        return by_p * _by_order(*arguments) + by_z * _by_square(*arguments)
+
+
+def _by_order(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
+    slope = _Integral.apply(p, z, j, k + 1)
+    return slope - k * torch.polygamma(1, p) * _Integral.apply(p, z, j, k - 1) if k else slope
+
+
+def _by_square(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
+    return -_Integral.apply(p, z, j + 1, k)
 
 
 def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:

@@ -42,8 +42,8 @@ _MOST = 2**20
 # Panels on either side that resolve waves in tails.
 _AFFORDABLE = 2**12
 
-# e^{-45} is negligible in float64, squares of linear neurons included.
-_DROP = 45.0
+# e^{-80} is negligible in the lower tail, too, squares of linear neurons included.
+_DROP = 80.0
 
 EdgesAndAtoms = tuple[list[Tensor], list[Tensor]]
 

@@ -71,8 +71,8 @@ class Tails:
         root = self.df.sqrt()
         # The density grows along the vertical line for a while if it is nearer than this. Then
         # there are many degrees of freedom, and no mass in the tails.
-        far = distance >= root
-        distance = torch.where(far, distance, root)
+        far = (distance >= root) & (distance < torch.inf)
+        distance = torch.where(far, distance, root).clamp(max=1e100)
         shape = distance.shape
         n = self.weight.shape[-1]
         batch = max(1, self.log_normalizer.numel())

@@ -29,10 +29,10 @@ def is_reparameterizable(network: Network) -> bool:
     """
     if isinstance(network.activation, ReLU | Step):
         return False
-    return isinstance(
-        network.latent().base,
-        Gaussian | GaussianMixture | Laplace | Logistic | StudentT | UniformBox,
-    )
+    base = network.latent().base
+    if isinstance(base, StudentT):  # the tails of a marginal law have no closed form
+        return base.event_shape.numel() == 1
+    return isinstance(base, Gaussian | GaussianMixture | Laplace | Logistic | UniformBox)
 
 
 def _next(network: Network, prefix: Tensor) -> Network:
