@@ -71,7 +71,9 @@ class Reference:
             return float(self.density(np.sinh(y)) @ (weights * np.cosh(y)))
         kinks = KINKS.get(self.case.base_name, np.empty(0))
         if self.case.base_name == "UniformAngle":
-            angles = np.arctan2(*self.weight.T[::-1]) + np.pi * np.array([[-1.5], [-0.5], [0.5], [1.5]])
+            angles = np.arctan2(*self.weight.T[::-1]) + np.pi * np.array(
+                [[-1.5], [-0.5], [0.5], [1.5]]
+            )
             kinks = angles.ravel()
         elif isinstance(self.case.activation, Step | ReLU | LeakyReLU):
             kinks = (-self.bias / self.weight[:, 0]).ravel()

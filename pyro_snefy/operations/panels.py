@@ -185,7 +185,7 @@ def _(base: StudentT, neurons: Neurons) -> EdgesAndAtoms:
 
 def _student_step(scale: Tensor, df: Tensor, neurons: Neurons) -> Tensor:
     # The density has branch points at m ± i √ν s.
-    return _RADIANS / (neurons.rate + _RADIANS / (scale * df.sqrt().clamp(max=1.0)))
+    return _RADIANS / (neurons.rate + _RADIANS / (scale * df.sqrt().clamp(max=0.5)))
 
 
 def between_tails(base: StudentT, neurons: Neurons, low: Tensor, high: Tensor) -> EdgesAndAtoms:

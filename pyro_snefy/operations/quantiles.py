@@ -138,11 +138,23 @@ class Line:
         # Panels of no length have no nodes where the density need be finite.
         total = below + self._chunked(self.integral, low, high)
         if self.tails is not None:
-            ends = self.edges[..., 0], self.edges[..., -1]
-            lower = self.tails.beyond(torch.minimum(x, ends[0]), -1)
-            upper = self.tails.beyond(torch.maximum(x, ends[1]), 1)
-            total = torch.where(place < 0, lower, torch.where(place < last, total, 1 - upper))
+            total = self._with_tails(x, total, place < 0, -1)
+            total = self._with_tails(x, total, place >= last, 1)
         return total.clamp(max=1.0)
+
+    def _with_tails(self, x: Tensor, total: Tensor, outside: Tensor, sign: int) -> Tensor:
+        # The distribution function with its values in one tail, where there are any.
+        assert self.tails is not None
+        count = x.shape[: x.dim() - len(self.batch_shape)].numel()
+        (rows,) = outside.reshape(count, -1).any(-1).nonzero(as_tuple=True)
+        if not len(rows):
+            return total
+        flat, mask = (y.reshape(count, *self.batch_shape)[rows] for y in (x, outside))
+        edge = self.edges[..., 0 if sign < 0 else -1]
+        mass = self.tails.beyond(torch.where(mask, flat, edge), sign)
+        values = total.reshape(count, *self.batch_shape)
+        found = torch.where(mask, mass if sign < 0 else 1 - mass, values[rows])
+        return values.index_put((rows,), found).reshape(total.shape)
 
     def _moved(self, x: Tensor) -> Tensor:
         # Zero, but with the gradient of the mass that enters or leaves when a jump below x moves.
