@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from ..constraints import open_interval
 from ..numerics.hypergeometric import log_hyp0f1
-from ..numerics.matern import matern
+from ..numerics.matern import log_gamma_ratio, matern
 from ..numerics.rejection import rejection_by_row
 from .base import TensorField, TensorLike, as_parameters
 from .elliptical import Elliptical
@@ -70,8 +70,8 @@ class StudentT(Elliptical):
     def log_density(self, x: Tensor) -> Tensor:
         white, log_scale = self.standardize(x)
         d = self.num_statistics
-        half = self.df.double() / 2  # logarithms of gamma functions cancel
-        constant = (half + d / 2).lgamma() - half.lgamma() - d / 2 * (half * 2 * math.pi).log()
+        half = self.df.double() / 2
+        constant = log_gamma_ratio(half, d / 2) - d / 2 * (half * 2 * math.pi).log()
         square = white.square().sum(-1)
         return constant.to(x.dtype) - (self.df + d) / 2 * (square / self.df).log1p() - log_scale
 

@@ -8,7 +8,7 @@ The integral (DLMF 10.32.10) is taken by the trapezoidal rule. Its integrand is 
 (Trefethen and Weideman 2014, "The exponentially convergent trapezoidal rule").
 """
 
-__all__ = ["matern"]
+__all__ = ["log_gamma_ratio", "matern"]
 
 import math
 from typing import Any
@@ -33,6 +33,18 @@ def matern(order: Tensor, square: Tensor) -> Tensor:
     """
     order, square = torch.broadcast_tensors(order, square)
     return _Integral.apply(order, square / 4, 0, 0)
+
+
+def log_gamma_ratio(x: Tensor, shift: float) -> Tensor:
+    r"""The logarithm of :math:`\Gamma(x + a) / \Gamma(x)`, without cancellation for large x.
+
+    Arguments:
+        x: The argument :math:`x > 0`.
+        shift: The shift :math:`a > 0`.
+    """
+    moved = x + shift
+    powers = x * (shift / x).log1p() + shift * moved.log() - shift
+    return powers + _stirling(x) - _stirling(moved)
 
 
 class _Integral(Function):

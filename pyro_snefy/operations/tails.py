@@ -20,6 +20,7 @@ from torch import Tensor
 from ..activations import FourierActivation, Identity, Sin, Snake
 from ..bases import StudentT
 from ..network import Network
+from ..numerics.matern import log_gamma_ratio
 
 # Nodes y = X e^{π/2 sinh v}, whose trapezoidal sum is a double exponential rule (Takahasi and Mori
 # 1974): from e^{-77} X to e^{77} X.
@@ -89,8 +90,8 @@ class Tails:
         point = torch.complex(distance.expand_as(ratio * distance), ratio * distance)
         log_density = -(self.df + 1) / 2 * (point * point / self.df + 1).log()
         values = (log_density.exp() * self._square(point, sign)).imag * step
-        constant = (self.df / 2 + 0.5).lgamma() - (self.df / 2).lgamma()
-        constant = constant - (math.pi * self.df).log() / 2 - self.log_normalizer
+        constant = log_gamma_ratio(self.df / 2, 0.5) - (math.pi * self.df).log() / 2
+        constant = constant - self.log_normalizer
         return (-values.sum(0)).clamp(min=0) * constant.exp()
 
     def _square(self, point: Tensor, sign: int) -> Tensor:
