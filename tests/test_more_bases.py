@@ -208,6 +208,13 @@ def test_binary_vectors() -> None:
     assert_close(law.partially_observed().log_prob(gaps).exp(), joint[first].sum())
 
 
+def test_enumeration() -> None:
+    """Batches of different numbers of trials have no common support."""
+    law = _law(Cos(), Binomial(_t(3.0, 3.0), _t(0.2, 0.7)))
+    assert law.enumerate_support().shape == (4, 2)
+    assert not _law(Cos(), Binomial(_t(3.0, 4.0), _n(0.2))).has_enumerate_support
+
+
 def _plane(df: float = 3.0) -> SNEFY:
     base = StudentT(_n(df), _t(0.1, -0.2), scale_tril=torch.linalg.cholesky(MATRIX))
     return SNEFY(PLANE, BIAS[:2], READOUT[:, :2], base=base)

@@ -306,6 +306,10 @@ class Base:
         """A point of the support, with the dtype and device of ``like``."""
         return like.new_zeros(self.event_shape)
 
+    def finite_support(self) -> Tensor | None:
+        r"""All events of a finite support, with shape :math:`(K, \text{event})`, or else None."""
+        return None
+
     def log_density(self, x: Tensor) -> Tensor:
         r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
         raise NotImplementedError

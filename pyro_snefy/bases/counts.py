@@ -390,6 +390,12 @@ class Binomial(_Trials):
     def support(self) -> Any:  # type: ignore[override]
         return constraints.integer_interval(0, self.total_count)
 
+    def finite_support(self) -> Tensor | None:
+        most = self.total_count.max()
+        if not (self.total_count == most).all():
+            return None  # the members of a batch have different supports
+        return torch.arange(int(most) + 1, dtype=self.probs.dtype, device=self.probs.device)
+
     def log_density(self, x: Tensor) -> Tensor:
         count, probs = self.total_count, self.probs
         failures = count - x
@@ -508,6 +514,11 @@ class Discrete(FourierBase, LaplaceBase):
     def vectors(self) -> Tensor:
         r"""The points as vectors, with shape :math:`(K, D)`."""
         return self.points if self.event_dim else self.points.unsqueeze(-1)
+
+    def finite_support(self) -> Tensor:
+        # Equal points are one event, whose masses are added.
+        equal = (self.vectors.unsqueeze(-2) == self.vectors).all(-1)  # (K, K)
+        return self.points[~equal.tril(-1).any(-1)]
 
     def example(self, like: Tensor) -> Tensor:
         return self.points[0]

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation, Cos
-from ..bases import Base, Discrete, Gaussian
+from ..bases import Base, Gaussian
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
@@ -143,16 +143,13 @@ class SNEFY(TorchDistribution):
     @property
     def has_enumerate_support(self) -> bool:  # type: ignore[override]
         """Whether the support is a finite set."""
-        return isinstance(self.base, Discrete)
+        return self.base.finite_support() is not None
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All events of a finite support, along the first dimension."""
-        if not isinstance(self.base, Discrete):
+        points = self.base.finite_support()
+        if points is None:
             raise NotImplementedError(f"The support of {self.base} is not a finite set.")
-        points = self.base.points
-        # Equal points are one event, whose masses are added.
-        equal = (self.base.vectors.unsqueeze(-2) == self.base.vectors).all(-1)  # (K, K)
-        points = points[~equal.tril(-1).any(-1)]
         points = points.reshape(points.shape[:1] + (1,) * len(self.batch_shape) + self.event_shape)
         return points.expand(-1, *self.batch_shape, *self.event_shape) if expand else points
 
@@ -278,7 +275,10 @@ class SNEFY(TorchDistribution):
 
     @property
     def has_rsample(self) -> bool:
-        """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes.
+        """Whether there are pathwise gradients.
+
+        There are on Gaussian bases and mixtures, cubes, boxes, Laplace and logistic laws, and
+        Student's law of one coordinate.
 
         ``ReLU`` and ``Step`` have none: their densities may vanish on whole intervals.
         """
