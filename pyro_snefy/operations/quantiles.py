@@ -145,14 +145,12 @@ class Line:
     def _with_tails(self, x: Tensor, total: Tensor, outside: Tensor, sign: int) -> Tensor:
         # The distribution function with its values in one tail, where there are any.
         assert self.tails is not None
-        count = x.shape[: x.dim() - len(self.batch_shape)].numel()
-        (rows,) = outside.reshape(count, -1).any(-1).nonzero(as_tuple=True)
+        rows, (flat, mask) = self._rows(outside, x, outside)
         if not len(rows):
             return total
-        flat, mask = (y.reshape(count, *self.batch_shape)[rows] for y in (x, outside))
         edge = self.edges[..., 0 if sign < 0 else -1]
         mass = self.tails.beyond(torch.where(mask, flat, edge), sign)
-        values = total.reshape(count, *self.batch_shape)
+        values = total.reshape(-1, *self.batch_shape)
         found = torch.where(mask, mass if sign < 0 else 1 - mass, values[rows])
         return values.index_put((rows,), found).reshape(total.shape)
 
@@ -197,14 +195,28 @@ class Line:
             if self.tails is not None:
                 at_atom = torch.zeros_like(at_atom)
                 lower, higher = target < upper[..., 0], target > upper[..., -1]
-                x[lower] = self._in_tail(target, -1)[lower]
-                x[higher] = self._in_tail(total - target, 1)[higher]
+                x = self._in_tail(x, target, lower, -1)
+                x = self._in_tail(x, total - target, higher, 1)
         return torch.where(at_atom, x, self.attach(x, q)) if torch.is_grad_enabled() else x
 
-    def _in_tail(self, mass: Tensor, sign: int) -> Tensor:
+    def _in_tail(self, x: Tensor, mass: Tensor, outside: Tensor, sign: int) -> Tensor:
+        # Quantiles with their values in one tail, from the mass beyond, where there are any.
         assert self.tails is not None
-        edge = self.edges[..., 0 if sign < 0 else -1]
-        return self.tails.quantile(torch.minimum(mass, self.tails.beyond(edge, sign)), sign)
+        rows, (mass, mask) = self._rows(outside, mass, outside)
+        if not len(rows):
+            return x
+        edge = self.tails.beyond(self.edges[..., 0 if sign < 0 else -1], sign)
+        mass = torch.where(mask, torch.minimum(mass, edge), edge)
+        found = self.tails.quantile(mass, sign, self.log_density)
+        values = x.reshape(-1, *self.batch_shape)
+        found = torch.where(mask, found, values[rows])
+        return values.index_put((rows,), found).reshape(x.shape)
+
+    def _rows(self, chosen: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        # The rows of values (*, batch), with leading dimensions folded, where any is chosen.
+        count = chosen.shape[: chosen.dim() - len(self.batch_shape)].numel()
+        (rows,) = chosen.reshape(count, -1).any(-1).nonzero(as_tuple=True)
+        return rows, [y.reshape(count, *self.batch_shape)[rows] for y in values]
 
     def attach(self, x: Tensor, q: Tensor) -> Tensor:
         r"""Values :math:`x` with the gradients of quantiles, by implicit differentiation.

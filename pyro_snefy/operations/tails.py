@@ -13,6 +13,7 @@ the evaluation of highly oscillatory integrals by analytic continuation").
 __all__ = ["Tails"]
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ from ..numerics.matern import log_gamma_ratio
 # Nodes y = X e^{π/2 sinh v}, whose trapezoidal sum is a double exponential rule (Takahasi and Mori
 # 1974): from e^{-77} X to e^{77} X.
 _REACH, _STEP = 4.6, 1 / 16
-_DOUBLINGS, _HALVINGS = 12, 60  # of brackets of quantiles
+_DOUBLINGS, _HALVINGS = 12, 60  # of brackets of quantiles, at most
+_ROUNDING = 4 * torch.finfo(torch.float64).eps
 _CHUNK = 2**20  # complex numbers that are held at once
 
 
@@ -125,34 +127,45 @@ class Tails:
         own = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
         return total + amplitude**2 / 2 * ((image * wave).sum(-1) + 2 * pairs + own)
 
-    def quantile(self, mass: Tensor, sign: int) -> Tensor:
-        r"""The value with a given mass beyond it, by bisection.
+    def quantile(self, mass: Tensor, sign: int, log_density: Callable[[Tensor], Tensor]) -> Tensor:
+        r"""The value with a given mass beyond it, by Newton's method within a bisection.
 
         Arguments:
             mass: Masses of at most what is in the tail, with shape :math:`(*, \text{batch})`.
             sign: 1 for the mass above, -1 for the mass below.
+            log_density: The log-density of values, of the same shape.
         """
-        mass = mass.clamp(min=1e-290)
+        log_mass = mass.clamp(min=1e-290).log()
         low = self.start.log().expand_as(mass)
 
-        def excess(u: Tensor) -> Tensor:
-            found = self.beyond(self.loc + sign * self.scale * u.exp(), sign)
-            return found.clamp(min=1e-300).log() - mass.log()
+        def place(u: Tensor) -> Tensor:
+            return self.loc + sign * self.scale * u.exp()
+
+        def log_beyond(u: Tensor) -> Tensor:
+            return self.beyond(place(u), sign).clamp(min=1e-300).log()
 
         width = torch.ones_like(mass)
         high = low + width
         for _ in range(_DOUBLINGS):
-            below = excess(high) > 0
+            below = log_beyond(high) > log_mass
             if not bool(below.any()):
                 break
             low, width = torch.where(below, high, low), 2 * width
             high = torch.where(below, (high + width).clamp(max=690.0), high)
         u = (low + high) / 2
         for _ in range(_HALVINGS):
-            less = excess(u) > 0
+            found = log_beyond(u)
+            less = found > log_mass
             low, high = torch.where(less, u, low), torch.where(less, high, u)
-            u = (low + high) / 2
-        return self.loc + sign * self.scale * u.exp()
+            # The logarithm of the mass beyond falls at the rate p(x) |dx/du| / mass.
+            rate = (log_density(place(u)) + self.scale.log() + u - found).exp()
+            step = u + (found - log_mass) / rate
+            inside = (step > low) & (step < high)
+            step = torch.where(inside, step, (low + high) / 2)
+            if bool(((step - u).abs() <= _ROUNDING).all()):
+                break
+            u = step
+        return place(u)
 
 
 def _times(rows: Tensor, gram: Tensor) -> Tensor:
