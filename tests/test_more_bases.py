@@ -353,6 +353,20 @@ def test_marginal_of_student() -> None:
     assert_close(_plane().marginal([0]).log_prob(_t(0.6)).exp(), total, rtol=1e-6, atol=0)
 
 
+def test_distribution_function_of_a_marginal() -> None:
+    """Draws from the joint law see a difference of 0.01."""
+    law = _plane()
+    marginal = law.marginal([0])
+    torch.manual_seed(0)
+    draws = law.sample((20_000,))[:, 0]
+    edges = _t(-2.0, 0.5, 4.0)
+    for edge, level in zip(edges, marginal.cdf(edges.unsqueeze(-1)), strict=True):
+        error = float(level * (1 - level) / len(draws)) ** 0.5
+        assert abs(float((draws <= edge).double().mean() - level)) <= 4.5 * error
+    ends = marginal.cdf(_t(-1e6, 1e6).unsqueeze(-1))
+    assert_close(ends, _t(0.0, 1.0), rtol=0, atol=1e-10)
+
+
 def test_diagonal_student() -> None:
     """A diagonal scale is a scale_tril, though coordinates are dependent."""
     loc, scale = _t(0.1, -0.2, 0.5), _t(1.0, 2.0, 0.5)

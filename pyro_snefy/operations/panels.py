@@ -39,8 +39,8 @@ _RADIANS = 6.0
 _REACH = 12.0
 # More panels or counts than this would take too long.
 _MOST = 2**20
-# Panels on either side that resolve waves in tails.
-_AFFORDABLE = 2**12
+# Panels on either side that resolve waves in tails: fewer where each node needs a kernel.
+_AFFORDABLE, _AFFORDABLE_KERNELS = 2**12, 2**9
 
 # e^{-80} is negligible in the lower tail, too, squares of linear neurons included.
 _DROP = 80.0
@@ -177,7 +177,8 @@ def _(base: StudentT, neurons: Neurons) -> EdgesAndAtoms:
     step = _student_step(scale, df, neurons)
     reach = scale * df.sqrt() * (math.log(1e13) / order).clamp(max=70.0).exp()
     reach, loc, step = torch.broadcast_tensors(reach, loc, step)
-    near = torch.minimum(reach, _AFFORDABLE * step)
+    alone = not bool((neurons.width > 0).any())
+    near = torch.minimum(reach, (_AFFORDABLE if alone else _AFFORDABLE_KERNELS) * step)
     far = _grid(near.log(), reach.log(), torch.full_like(near, 0.5)).exp()
     centre = loc.unsqueeze(-1)
     return [_grid(loc - near, loc + near, step), centre - far, centre + far], []
