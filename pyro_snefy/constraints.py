@@ -7,6 +7,7 @@ __all__ = [
     "intervals",
     "is_real",
     "missing",
+    "open_interval",
     "permuted",
     "product",
     "realisations",
@@ -21,7 +22,7 @@ import torch
 from pyro.distributions.constraints import sphere
 from torch import Size, Tensor
 from torch.distributions import biject_to, transform_to
-from torch.distributions.constraints import Constraint, real, real_vector
+from torch.distributions.constraints import Constraint, interval, real, real_vector
 from torch.distributions.transforms import CatTransform, Transform
 
 # The supports of events that may be moved and stretched as a whole: one real or a real vector.
@@ -53,6 +54,19 @@ class _Intervals(Constraint):
 
     def __repr__(self) -> str:
         return f"intervals(low={self.low}, high={self.high})"
+
+
+class _OpenInterval(Constraint):
+    r"""The reals between two ends, without the ends."""
+
+    def __init__(self, lower_bound: Tensor, upper_bound: Tensor) -> None:
+        self.lower_bound, self.upper_bound = lower_bound, upper_bound
+
+    def check(self, value: Tensor) -> Tensor:
+        return (self.lower_bound < value) & (value < self.upper_bound)
+
+    def __repr__(self) -> str:
+        return f"open_interval({self.lower_bound}, {self.upper_bound})"
 
 
 class _FiniteSet(Constraint):
@@ -162,6 +176,7 @@ unit_sphere = _UnitSphere()
 missing = _Missing
 permuted = _Permuted
 intervals = _Intervals
+open_interval = _OpenInterval
 finite_set = _FiniteSet
 product = _Product
 realisations = _Realisations
@@ -190,6 +205,12 @@ def is_real(constraint: Any) -> bool:
 @transform_to.register(_UnitSphere)
 def _sphere_transform(constraint: _UnitSphere) -> Transform:
     return transform_to(sphere)
+
+
+@biject_to.register(_OpenInterval)
+@transform_to.register(_OpenInterval)
+def _open_interval_transform(constraint: _OpenInterval) -> Transform:
+    return biject_to(interval(constraint.lower_bound, constraint.upper_bound))
 
 
 @biject_to.register(_Product)

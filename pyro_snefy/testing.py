@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints, transform_to
 
-from .activations import Activation
+from .activations import Activation, Identity, Snake
 from .bases import (
     Base,
+    Binomial,
     DirichletFamily,
     Discrete,
     FourierBase,
@@ -24,6 +25,8 @@ from .bases import (
     Product,
     ProjectedGaussian,
     Standardized,
+    StudentT,
+    UniformAngle,
     UniformCube,
 )
 from .bases.mixture import BatchedMixture
@@ -175,6 +178,39 @@ def _sphere(d: int, like: Tensor) -> _Block:
         return torch.cat([radius * angle.cos(), radius * angle.sin(), z], -1), 0 * u[:, 0]
 
     return _Block([torch.linspace(-1, 1, 9, dtype=like.dtype), angles], height, None)
+
+
+@_regions.register
+def _(base: Binomial, neurons: _Neurons) -> list[_Region]:
+    count = int(base.total_count.max())
+    if count > _MOST_COUNTS:
+        raise NotImplementedError(f"A sum over {count} counts, more than {_MOST_COUNTS}.")
+    points = torch.arange(count + 1, dtype=neurons.weight.dtype)
+    return [[_Block([], None, points.unsqueeze(-1))]]
+
+
+@_regions.register
+def _(base: UniformAngle, neurons: _Neurons) -> list[_Region]:
+    (angles,) = _sphere(2, neurons.weight).edges
+    return [[_Block([angles], _plain, None, _same)]]
+
+
+@_regions.register
+def _(base: StudentT, neurons: _Neurons) -> list[_Region]:
+    # Beyond the reach is a mass of 1e-10, which waves must not make too expensive to resolve.
+    df = float(base.df) - (2.0 if isinstance(neurons.activation, Snake | Identity) else 0.0)
+    scale, loc = base.matrix()[..., 0, 0].sqrt(), base.mean(neurons.weight)
+    reach = math.sqrt(float(base.df)) * 1e10 ** (1 / df) if df > 0.1 else math.inf
+    turns = neurons.activation.resolution * float((neurons.weight * scale).abs().amax()) * reach
+    if base.num_statistics > 1 or turns > 4e4:
+        raise NotImplementedError(f"No quadrature over the tails of {base}.")
+    edge = math.asinh(reach)
+    edges = torch.linspace(-edge, edge, 49, dtype=scale.dtype)
+
+    def stretched(u: Tensor) -> tuple[Tensor, Tensor]:
+        return loc + scale * u.sinh(), (scale * u.cosh()).log().squeeze(-1)
+
+    return [[_Block([edges], stretched, None, lambda x: ((x - loc) / scale).asinh())]]
 
 
 @_regions.register

@@ -54,6 +54,10 @@ def _geometric(weight: Tensor) -> Tensor:
     return -weight.abs()
 
 
+def _inside(weight: Tensor) -> Tensor:
+    return weight.clamp(-1.0, 1.0) / 4  # of Laplace and logistic laws
+
+
 @dataclass(frozen=True)
 class BaseCase:
     """A base, made of float64 tensors, with the law of its statistic for the oracle."""
@@ -138,6 +142,26 @@ BASES: dict[str, BaseCase] = {
     "Geometric": BaseCase(
         lambda: bases.Geometric(_t(0.4)[0]), lambda: oracle.geometric(0.4), _geometric
     ),
+    "StudentT": BaseCase(
+        lambda: bases.StudentT(_t(8.0)[0], LOC[0], SCALE[0], event_dim=0),
+        lambda: oracle.student_t(8.0, 0.3, 0.8),
+    ),
+    "Laplace": BaseCase(
+        lambda: bases.Laplace(LOC[0], SCALE[0]), lambda: oracle.laplace(0.3, 0.8), _inside
+    ),
+    "Logistic": BaseCase(
+        lambda: bases.Logistic(LOC[0], SCALE[0]), lambda: oracle.logistic(0.3, 0.8), _inside
+    ),
+    "NegativeBinomial": BaseCase(
+        lambda: bases.NegativeBinomial(_t(2.5)[0], _t(0.6)[0]),
+        lambda: oracle.negative_binomial(2.5, 0.6),
+        _geometric,
+    ),
+    "Binomial": BaseCase(
+        lambda: bases.Binomial(_t(7.0)[0], _t(0.3)[0]), lambda: oracle.binomial(7, 0.3)
+    ),
+    "Bernoulli": BaseCase(lambda: bases.Bernoulli(_t(0.3)[0]), lambda: oracle.binomial(1, 0.3)),
+    "UniformAngle": BaseCase(bases.UniformAngle, lambda: oracle.Sphere(2)),
     "Discrete": BaseCase(
         lambda: bases.Discrete(POINTS, MASSES), lambda: oracle.Atoms(_np(POINTS), _np(MASSES))
     ),
@@ -281,6 +305,10 @@ def _events(base: Base, count: int) -> Tensor:
     if isinstance(base, bases.Product):
         pieces = [_events(part, count).reshape(count, -1) for part in base.bases]
         return torch.cat(pieces, dim=-1)
+    if isinstance(base, bases.UniformAngle):
+        return 6 * torch.rand(count) - 3
+    if isinstance(base, bases.Binomial):
+        return torch.randint(int(base.total_count) + 1, (count,)).double()
     if isinstance(base, bases.UniformSphere):
         return torch.nn.functional.normalize(torch.randn(count, *base.event_shape), dim=-1)
     if isinstance(base, bases.UniformCube):

@@ -83,6 +83,13 @@ LOG_DENSITIES: dict[str, Density] = {
     "PoissonFamily": lambda x: -special.gammaln(x + 1),
     "Poisson": lambda x: stats.poisson.logpmf(x, 3.0),
     "Geometric": lambda x: stats.geom.logpmf(x + 1, 0.4),
+    "StudentT": lambda x: stats.t.logpdf(x, 8.0, 0.3, 0.8),
+    "Laplace": lambda x: stats.laplace.logpdf(x, 0.3, 0.8),
+    "Logistic": lambda x: stats.logistic.logpdf(x, 0.3, 0.8),
+    "NegativeBinomial": lambda x: stats.nbinom.logpmf(x, 2.5, 0.4),
+    "Binomial": lambda x: stats.binom.logpmf(x, 7, 0.3),
+    "Bernoulli": lambda x: stats.bernoulli.logpmf(x, 0.3),
+    "UniformAngle": lambda x: np.full(len(x), -np.log(2 * np.pi)),
     "Discrete": lambda x: _masses(x, _np(POINTS)),
     "DiscreteScalar": lambda x: _masses(x, _np(POINTS[:, 0])),
     "MixtureAtom": _mixture_atom,
@@ -100,6 +107,7 @@ STATISTICS: dict[str, Density] = {
     "NormalFamily": lambda x: np.concatenate([x, x**2], -1),
     "GammaFamily": lambda x: np.stack([np.log(x), -x], -1),
     "DirichletFamily": np.log,
+    "UniformAngle": lambda x: np.stack([np.cos(x), np.sin(x)], -1),
 }
 
 
@@ -218,6 +226,16 @@ RULES: dict[str, tuple[Callable[[], Base], Callable[[], Rule]]] = {
     "PoissonFamily": (bases.PoissonFamily, lambda: _counts(300)),
     "Poisson": (BASES["Poisson"].build, lambda: _counts(300)),
     "Geometric": (BASES["Geometric"].build, lambda: _counts(300)),
+    "StudentT": (BASES["StudentT"].build, lambda: legendre(-300.0, 300.0, 5000)),
+    "Laplace": (
+        BASES["Laplace"].build,
+        lambda: join(legendre(-80.0, 0.3, 1000), legendre(0.3, 80.0, 1000)),
+    ),
+    "Logistic": (BASES["Logistic"].build, lambda: legendre(-80.0, 80.0, 1000)),
+    "NegativeBinomial": (BASES["NegativeBinomial"].build, lambda: _counts(300)),
+    "Binomial": (BASES["Binomial"].build, lambda: _counts(8)),
+    "Bernoulli": (BASES["Bernoulli"].build, lambda: _counts(2)),
+    "UniformAngle": (bases.UniformAngle, lambda: legendre(-np.pi, np.pi)),
     "Discrete": (BASES["Discrete"].build, lambda: (_np(POINTS), np.ones(4))),
     "DiscreteScalar": (BASES["DiscreteScalar"].build, lambda: (_np(POINTS[:, 0]), np.ones(4))),
     "MixtureAtom": (

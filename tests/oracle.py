@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, special
+from scipy import linalg, special, stats
 
 __all__ = [
     "Activation",
@@ -755,6 +755,51 @@ class Intervals(Law):
 
 
 @dataclass(frozen=True, eq=False)
+class Density(Law):
+    """A density on the reals, smooth but for a kink at `loc`, and negligible beyond `reach`."""
+
+    log_density: Callable[[Array], Array]
+    loc: float
+    scale: float
+    reach: float  # in scales, exponential tilts included
+
+    @property
+    def dim(self) -> int:
+        return 1
+
+    def log_laplace(self, eta: Array) -> float:
+        def f(x: Array) -> tuple[Array, NDArray]:
+            return eta[0] * x + self.log_density(x), np.ones_like(x)
+
+        reach = self.scale * self.reach
+        return _integrate(f, self.loc - reach, self.loc + reach, [self.loc])[0]
+
+    def factors(self, act: Activation, weight: Array, bias: Array) -> list[Nodes]:
+        # Panels as long as the distance to poles next to the axis, at most half a period.
+        size = self.scale / (1 + act.bandwidth * np.abs(weight).sum() * self.scale / 3)
+        count = math.ceil(self.reach * self.scale / size)
+        ends = self.loc + np.linspace(-self.reach, self.reach, 2 * count + 1) * self.scale
+        x, log_w = _rows(ends[:-1], ends[1:], 1)
+        x, log_w = x.ravel(), log_w.ravel()
+        return [_nodes(x[:, None], log_w + self.log_density(x), weight)]
+
+
+def student_t(df: float, loc: float, scale: float) -> Density:
+    """Return Student's law, beyond whose reach fourth moments are below 1e-12 for df = 8."""
+    return Density(lambda x: stats.t.logpdf(x, df, loc, scale), loc, scale, 2000.0)
+
+
+def laplace(loc: float, scale: float) -> Density:
+    """Return the law of Laplace."""
+    return Density(lambda x: stats.laplace.logpdf(x, loc, scale), loc, scale, 400.0)
+
+
+def logistic(loc: float, scale: float) -> Density:
+    """Return the logistic law."""
+    return Density(lambda x: stats.logistic.logpdf(x, loc, scale), loc, scale, 400.0)
+
+
+@dataclass(frozen=True, eq=False)
 class NormalFamily(Law):
     """Lebesgue measure on R^d with t = (x, x^2); exp only."""
 
@@ -934,6 +979,16 @@ def poisson(rate: float) -> Counting:
 def geometric(probs: float) -> Counting:
     """Return the probabilities probs (1 - probs)^x."""
     return Counting(lambda x: np.log(probs) + x * np.log1p(-probs))
+
+
+def negative_binomial(count: float, probs: float) -> Counting:
+    """Return the probabilities of successes before failures, SciPy's with the names swapped."""
+    return Counting(lambda x: stats.nbinom.logpmf(x, count, 1 - probs))
+
+
+def binomial(count: int, probs: float) -> Counting:
+    """Return the binomial probabilities."""
+    return Counting(stats.binom.logpmf(np.arange(count + 1), count, probs))
 
 
 @dataclass(frozen=True, eq=False)

@@ -442,14 +442,17 @@ def test_constrained_parameters(case: Case) -> None:
 
 # Enumeration -----------------------------------------------------------------------------------
 
+_TRIALS = {"Binomial": 7, "Bernoulli": 1}
 FINITE = [case for case in CASES if case.base_name.startswith("Discrete")]
+FINITE += [case for case in CASES if case.base_name in _TRIALS]
 
 
 @pytest.mark.parametrize("case", FINITE, ids=str)
 def test_enumerate_support(case: Case) -> None:
     d = _build(case, _parameters(case, batch=(3,)))
     assert d.has_enumerate_support
-    points = case.base().points
+    trials = _TRIALS.get(case.base_name)
+    points = torch.arange(trials + 1).double() if trials else case.base().points
     narrow, wide = d.enumerate_support(expand=False), d.enumerate_support()
     assert narrow.shape == (len(points), 1, *d.event_shape)
     assert wide.shape == (len(points), 3, *d.event_shape)
@@ -468,9 +471,7 @@ def test_enumerated_points_are_distinct() -> None:
     assert points.grad.tolist() == [1, 1, 0]
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if not case.base_name.startswith("Discrete")], ids=str
-)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in FINITE], ids=str)
 def test_infinite_support(case: Case) -> None:
     d = _build(case, _parameters(case))
     assert not d.has_enumerate_support

@@ -139,7 +139,9 @@ SCALARS: list[tuple[Activation, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("activation", "base"), SCALARS, ids=str)
+@pytest.mark.parametrize(
+    ("activation", "base"), SCALARS, ids=lambda x: str(x) if isinstance(x, Activation) else ""
+)
 def test_intervals_on_the_line(activation: Activation, base: Any) -> None:
     law = _line(activation, base())
     for low, high in [(-1.1, 0.4), (0.2, 1.9), (-1.9, -1.2), (0.55, 0.56)]:

@@ -32,7 +32,7 @@ from tests.densities import grid, legendre
 
 F64 = torch.float64
 REPARAMETERIZED = ("Gaussian", "GaussianScalar", "GaussianFull", "GaussianMixture")
-REPARAMETERIZED += ("UniformCube", "UniformBox")
+REPARAMETERIZED += ("UniformCube", "UniformBox", "StudentT", "Laplace", "Logistic")
 
 
 def _randn(*shape: int) -> Tensor:
@@ -82,6 +82,10 @@ LINES: dict[str, Build] = {
     "Gaussian": lambda a, b: bases.Gaussian(a[..., 0], b[..., 0].exp(), event_dim=0),
     "UniformBox": lambda a, b: bases.UniformBox(a[..., :1] - 1, a[..., :1] + b[..., :1].exp()),
     "UniformCube": lambda a, b: bases.UniformCube(1),
+    "StudentT": lambda a, b: bases.StudentT(6 + a[..., 0], a[..., 0], b[..., 0].exp(), event_dim=0),
+    # Small scales: exponentials of larger weights have no finite integral here.
+    "Laplace": lambda a, b: bases.Laplace(a[..., 0], b[..., 0].exp() / 4),
+    "Logistic": lambda a, b: bases.Logistic(a[..., 0], b[..., 0].exp() / 4),
 }
 PLANES: dict[str, Build] = {
     "Gaussian": lambda a, b: bases.Gaussian(a, b.exp()),

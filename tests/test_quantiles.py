@@ -27,10 +27,16 @@ Array = NDArray[np.float64]
 
 SCALAR = [case for case in CASES if case.base().event_shape == ()]
 COUNTS = ("PoissonFamily", "Poisson", "Geometric", "DiscreteScalar", "MixtureCounts")
+COUNTS += ("NegativeBinomial", "Binomial", "Bernoulli")
 SMOOTH = [case for case in SCALAR if case.base_name not in COUNTS]
 DISCRETE = [case for case in SCALAR if case.base_name in COUNTS]
 ATOM = 0.5  # of the mixture in the catalogue
 ENDS = {"Interval": [(-1.0, 1.5)], "Intervals": [(-1.0, 1.0), (2.0, 2.5)]}
+
+
+ENDS["UniformAngle"] = [(-math.pi, math.pi)]
+REACH = {name: 120.0 for name in ("Laplace", "Logistic")}
+KINKS = {"Laplace": np.array([0.3])}
 
 
 def _randn(*shape: int) -> Tensor:
@@ -60,17 +66,26 @@ class Reference:
         if self.case.base_name == "GammaFamily":
             y, weights = legendre(-400.0, math.log(x), 2000)
             return float(self.density(np.exp(y)) @ (weights * np.exp(y)))
-        kinks = np.empty(0)
-        if isinstance(self.case.activation, Step | ReLU | LeakyReLU):
+        if self.case.base_name == "StudentT":  # far into the tails
+            y, weights = legendre(-14.0, math.asinh(x), 12000)
+            return float(self.density(np.sinh(y)) @ (weights * np.cosh(y)))
+        kinks = KINKS.get(self.case.base_name, np.empty(0))
+        if self.case.base_name == "UniformAngle":
+            angles = np.arctan2(*self.weight.T[::-1]) + np.pi * np.array(
+                [[-1.5], [-0.5], [0.5], [1.5]]
+            )
+            kinks = angles.ravel()
+        elif isinstance(self.case.activation, Step | ReLU | LeakyReLU):
             kinks = (-self.bias / self.weight[:, 0]).ravel()
         total = 0.0
-        for low, high in ENDS.get(self.case.base_name, [(-20.0, 20.0)]):
+        reach = REACH.get(self.case.base_name, 20.0)
+        for low, high in ENDS.get(self.case.base_name, [(-reach, reach)]):
             high = min(high, x)
             if high <= low:
                 continue
             inner = np.sort(kinks[(kinks > low) & (kinks < high)])
             edges = np.concatenate([[low], inner, [high]])
-            points, weights = join(*[legendre(a, b, 400) for a, b in pairwise(edges)])
+            points, weights = join(*[legendre(a, b, int(20 * reach)) for a, b in pairwise(edges)])
             total += float(self.density(points) @ weights)
         if self.case.base_name == "MixtureAtom" and x >= ATOM:
             total += float(self.density(np.array([ATOM]))[0])
@@ -93,6 +108,8 @@ def test_distribution_function(case: Case) -> None:
     if case.base_name != "MixtureAtom":  # an atom is the quantile of many levels
         # Beside the end of an interval, coordinates themselves have no more digits.
         rounding = reference.density(x.numpy()) * np.finfo(float).eps * 4
+        if case.base_name == "UniformAngle":
+            rounding = np.pi * rounding  # the end is at π, not near 1
         target = torch.cat([LEVELS, TAIL]).numpy()
         assert (abs(expected - target) <= 1e-9 * target + rounding).all()
 
@@ -144,7 +161,7 @@ def test_round_trip(case: Case) -> None:
 def _points(case: Case) -> Array:
     if case.base_name == "DiscreteScalar":
         return np.array([-1.0, 0.0, 0.3, 2.0])
-    return np.arange(60.0)
+    return np.arange({"Binomial": 8.0, "Bernoulli": 2.0}.get(case.base_name, 60.0))
 
 
 @pytest.mark.parametrize("case", DISCRETE, ids=str)

@@ -2,6 +2,8 @@ r"""Base measures of squared neural families: supports, statistics and transform
 
 __all__ = [
     "Base",
+    "Bernoulli",
+    "Binomial",
     "DirichletFamily",
     "Discrete",
     "FourierBase",
@@ -10,8 +12,11 @@ __all__ = [
     "GaussianMixture",
     "Geometric",
     "Interval",
+    "Laplace",
     "LaplaceBase",
+    "Logistic",
     "Mixture",
+    "NegativeBinomial",
     "NormalFamily",
     "PointMass",
     "Poisson",
@@ -20,7 +25,9 @@ __all__ = [
     "ProjectedGaussian",
     "Pushforward",
     "Standardized",
+    "StudentT",
     "TensorField",
+    "UniformAngle",
     "UniformBox",
     "UniformCube",
     "UniformSphere",
@@ -28,11 +35,20 @@ __all__ = [
 
 from .base import Base, TensorField
 from .box import Interval, UniformBox
-from .counts import Discrete, Geometric, PointMass, Poisson
+from .counts import (
+    Bernoulli,
+    Binomial,
+    Discrete,
+    Geometric,
+    NegativeBinomial,
+    PointMass,
+    Poisson,
+)
 from .engines import FourierBase, LaplaceBase
 from .families import DirichletFamily, GammaFamily, NormalFamily, PoissonFamily
 from .gaussian import Gaussian
+from .heavy_tails import Laplace, Logistic, StudentT
 from .mixture import GaussianMixture, Mixture
 from .product import Product
 from .pushforward import Pushforward, Standardized, UniformCube
-from .sphere import ProjectedGaussian, UniformSphere
+from .sphere import ProjectedGaussian, UniformAngle, UniformSphere

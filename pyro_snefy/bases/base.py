@@ -161,8 +161,9 @@ class Base:
        names of their attributes. Traversal, casts, batching and validation follow from these.
     3. In ``__init__``, set the attributes, then call ``super().__init__``.
     4. Supply :attr:`support` and :meth:`log_density`, :meth:`statistic` unless :math:`t(x) = x`,
-       :meth:`example` unless zero is in the support, and :meth:`codimension` if the density is
-       with respect to neither Lebesgue nor counting measure.
+       :meth:`example` unless zero is in the support, :meth:`codimension` if the density is with
+       respect to neither Lebesgue nor counting measure, :meth:`finite_moments` if some moments
+       are infinite, and :meth:`finite_support` if the support is a finite set.
     5. Supply what the engine asks for: see the class chosen in step 1.
     6. For marginal and conditional laws, supply :meth:`marginal`, :meth:`columns` unless
        :math:`t(x) = x`, and :meth:`conditional` and :meth:`regression` unless coordinates are
@@ -306,9 +307,21 @@ class Base:
         """A point of the support, with the dtype and device of ``like``."""
         return like.new_zeros(self.event_shape)
 
+    def finite_support(self) -> Tensor | None:
+        r"""All events of a finite support, with shape :math:`(K, \text{event})`, or else None."""
+        return None
+
     def log_density(self, x: Tensor) -> Tensor:
         r"""The log-density :math:`\log \mu(x)` of events in the support, with shape :math:`(*)`."""
         raise NotImplementedError
+
+    def finite_moments(self) -> Tensor | None:
+        r"""The :math:`\nu` of tails :math:`|t|^{-\nu - D}`, with shape :math:`(*)`.
+
+        Moments of an order below :math:`\nu` are finite. None stands for lighter tails, where all
+        moments are.
+        """
+        return None
 
     def codimension(self, x: Tensor) -> int | Tensor:
         r"""How many dimensions the reference measure of the density lacks at an event.

@@ -1,6 +1,15 @@
 r"""Bases on counts and on finite sets."""
 
-__all__ = ["Discrete", "Geometric", "PointMass", "Poisson"]
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "Counts",
+    "Discrete",
+    "Geometric",
+    "NegativeBinomial",
+    "PointMass",
+    "Poisson",
+]
 
 import math
 from typing import Any, ClassVar
@@ -11,7 +20,7 @@ from torch.distributions import constraints
 
 from ..constraints import finite_set
 from ..numerics.rejection import choose, poisson, rejection_by_row
-from .base import TensorField, TensorLike, as_tensors
+from .base import TensorField, TensorLike, as_parameters, as_tensors
 from .engines import FourierBase, LaplaceBase
 
 
@@ -20,7 +29,7 @@ def _polar(log_modulus: Tensor, phase: Tensor) -> tuple[Tensor, Tensor]:
     return modulus * phase.cos(), modulus * phase.sin()
 
 
-class _Counts(FourierBase, LaplaceBase):
+class Counts(FourierBase, LaplaceBase):
     # A logarithmically concave law on 0, 1, 2, … with t(x) = x.
     is_discrete = True
     support = constraints.nonnegative_integer
@@ -54,7 +63,7 @@ class _Counts(FourierBase, LaplaceBase):
             ]
         )
 
-        def log_square(base: "_Counts", x: Tensor, centre: Tensor) -> Tensor:
+        def log_square(base: "Counts", x: Tensor, centre: Tensor) -> Tensor:
             return 2 * (x - centre).abs().log() + base.log_density(x)
 
         log_peaks = log_square(self, modes, centre)  # (2, N)
@@ -76,7 +85,7 @@ class _Counts(FourierBase, LaplaceBase):
         return rejection_by_row(propose, weight, rate=0.1)
 
 
-class Poisson(_Counts):
+class Poisson(Counts):
     r"""The Poisson law :math:`\lambda^x e^{-\lambda} / x!`, with :math:`t(x) = x`.
 
     .. math:: \varphi(\omega) = e^{\lambda (e^{i \omega} - 1 - i \omega)}, \quad
@@ -127,7 +136,7 @@ class Poisson(_Counts):
         return self.rate / (x + 1)
 
 
-class Geometric(_Counts):
+class Geometric(Counts):
     r"""The geometric law :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`, with :math:`t(x) = x`.
 
     .. math:: \varphi(\omega) = \frac{p \, e^{-i \omega c}}{1 - (1 - p) e^{i \omega}}, \quad
@@ -204,6 +213,264 @@ class Geometric(_Counts):
         return 1 - self.probs
 
 
+class _Trials(Counts):
+    # A law of counts with a number of trials, and a probability of success.
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "total_count": TensorField(constraints.positive),
+        "probs": TensorField(constraints.unit_interval),
+    }
+    total_count: Tensor
+    probs: Tensor
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not ((self.probs > 0) & (self.probs < 1)).all():
+            raise ValueError(f"{type(self).__name__}: expected 0 < probs < 1, got {self.probs}.")
+
+    def _columns(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Number of trials and probability of success, (*, 1), and frequencies, (*, E).
+        return self.total_count.unsqueeze(-1), self.probs.unsqueeze(-1), rows.squeeze(-1)
+
+
+class NegativeBinomial(_Trials):
+    r"""The number of successes before the :math:`r`-th failure, with :math:`t(x) = x`.
+
+    .. math:: \mu(x) = \frac{\Gamma(r + x)}{\Gamma(r) \, x!} q^x (1 - q)^r, \quad
+        \varphi(\omega) = e^{-i \omega c} \left(\frac{1 - q}{1 - q e^{i \omega}}\right)^r, \quad
+        A(\eta) = r \log \frac{1 - q}{1 - q e^\eta}
+
+    Here :math:`c = r q / (1 - q)` is the mean. The parameters are the ones of
+    :class:`torch.distributions.NegativeBinomial`. With ``Exp(s)``, weights are below
+    :math:`-\log(q) / 2s`.
+
+    Arguments:
+        total_count: The number :math:`r > 0` of failures, real, with shape :math:`(*)`.
+        probs: The probability :math:`q` of success, with shape :math:`(*)`, in :math:`(0, 1)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> NegativeBinomial(2.0, 0.5).log_density(torch.tensor(0.0))
+        tensor(-1.3863)
+    """
+
+    def __init__(
+        self, total_count: TensorLike, probs: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        batch, (self.total_count, self.probs) = as_parameters(
+            self, total_count=(total_count, ""), probs=(probs, "")
+        )
+        super().__init__(batch, Size(), 1, validate_args)
+
+    def natural_constraint(self, scale: float) -> Any:
+        bound = -self.probs.log()[..., None, None] / (2 * scale)
+        return constraints.independent(constraints.less_than(bound), 1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        coefficient = (self.total_count + x).lgamma() - self.total_count.lgamma()
+        coefficient = coefficient - (x + 1).lgamma()
+        return coefficient + x * self.probs.log() + self.total_count * (-self.probs).log1p()
+
+    def mean(self, like: Tensor) -> Tensor:
+        return (self.total_count * self.probs / (1 - self.probs)).unsqueeze(-1)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        variance = self.total_count * self.probs / (1 - self.probs).square()
+        return variance[..., None, None]
+
+    def _parts(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # Log-modulus and phase of φ, and |1 - q e^{iω}|² / (1 - q)².
+        count, probs, omega = self._columns(omega)
+        # |1 - q e^{iω}|² = (1 - q)² + 4 q sin²(ω / 2).
+        ratio = 4 * probs * (omega / 2).sin().square() / (1 - probs).square()
+        # The phase of 1 - q e^{iω} is between ±π / 2: its power has no branch.
+        real = 1 - probs + 2 * probs * (omega / 2).sin().square()
+        phase = torch.atan2(probs * omega.sin(), real)
+        mean = self.mean(omega)
+        return -count / 2 * ratio.log1p(), count * phase - mean * omega, 1 + ratio
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        log_modulus, phase, _ = self._parts(omega)
+        return _polar(log_modulus, phase)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # E[(x - c) e^{iω(x - c)}] = c (e^{iω} - 1) / (1 - q e^{iω}) φ. The fraction is
+        # ((1 + q) (cos ω - 1) + i (1 - q) sin ω) / |1 - q e^{iω}|².
+        log_modulus, phase, ratio = self._parts(omega)
+        real, imag = _polar(log_modulus, phase)
+        _, probs, omega = self._columns(omega)
+        size = self.mean(omega) / ((1 - probs).square() * ratio)
+        a = -2 * (1 + probs) * (omega / 2).sin().square() * size
+        b = (1 - probs) * omega.sin() * size
+        return (a * real - b * imag).unsqueeze(-1), (a * imag + b * real).unsqueeze(-1)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        count, probs, eta = self._columns(eta)
+        return count * ((-probs).log1p() - (-(eta + probs.log()).expm1()).log())
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        # A Poisson law whose rate follows a gamma law.
+        log_odds = self.probs.log() + eta.squeeze(-1)
+        shape = self.total_count.expand(log_odds.shape)
+        rate = torch.distributions.Gamma(shape, 1.0, validate_args=False).sample()
+        return poisson(rate * log_odds.exp() / -log_odds.expm1())
+
+    def _ratio(self, x: Tensor) -> Tensor:
+        return self.probs * (self.total_count + x) / (x + 1)
+
+    def sample_square(self, weight: Tensor) -> Tensor:
+        # For r < 1 the law is not logarithmically concave, as the general sampler needs.
+        small = (self.total_count < 1).expand(len(weight))
+        x = torch.empty_like(weight[:, 0])
+        for draw, chosen in ((NegativeBinomial._few, small), (Counts.sample_square, ~small)):
+            (rows,) = chosen.nonzero(as_tuple=True)
+            if len(rows):
+                x[rows] = draw(self.members(rows), weight[rows])
+        return x
+
+    def _few(self, weight: Tensor) -> Tensor:
+        # (x - c)² ≤ c² + x + x (x - 1), and the last two tilt the law to 1 and 2 more failures,
+        # moved by 1 and 2. A share 1 / (1 + 2 r q) of the proposals is accepted.
+        count, odds = self.total_count, self.probs / (1 - self.probs)
+        centre = self.mean(weight).squeeze(-1).expand(len(weight))
+        parts = [centre.square(), centre, (count * (count + 1) * odds.square()).expand_as(centre)]
+        log_parts = torch.stack(parts, dim=-1).log()  # (N, 3)
+
+        def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
+            moved, own, c = choose(log_parts[rows]), self.members(rows), centre[rows]
+            shape = own.total_count + moved
+            rate = torch.distributions.Gamma(shape, 1.0, validate_args=False).sample()
+            x = poisson(rate * own.probs / (1 - own.probs)) + moved
+            bound = c.square() + x.square()
+            return x, torch.rand_like(x) * bound <= (x - c).square()
+
+        return rejection_by_row(propose, weight, rate=0.3)
+
+
+class Binomial(_Trials):
+    r"""The number of successes in :math:`N` trials, with :math:`t(x) = x`.
+
+    .. math:: \mu(x) = \binom{N}{x} p^x (1 - p)^{N - x}, \quad
+        \varphi(\omega) = \left(p e^{i \omega (1 - p)} + (1 - p) e^{-i \omega p}\right)^N, \quad
+        A(\eta) = N \log(1 - p + p e^\eta)
+
+    The parameters are the ones of :class:`torch.distributions.Binomial`.
+
+    Arguments:
+        total_count: The number :math:`N` of trials, with shape :math:`(*)`.
+        probs: The probability :math:`p` of success, with shape :math:`(*)`, in :math:`(0, 1)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Binomial(4, 0.5).log_density(torch.tensor(2.0)).exp()
+        tensor(0.3750)
+    """
+
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        **_Trials.tensor_fields,
+        "total_count": TensorField(constraints.positive, fixed=True),
+    }
+
+    def __init__(
+        self, total_count: TensorLike, probs: TensorLike, *, validate_args: bool | None = None
+    ) -> None:
+        batch, (self.total_count, self.probs) = as_parameters(
+            self, total_count=(total_count, ""), probs=(probs, "")
+        )
+        super().__init__(batch, Size(), 1, validate_args)
+
+    def _validate(self) -> None:
+        super()._validate()
+        if not (self.total_count == self.total_count.round()).all():
+            raise ValueError(
+                f"{type(self).__name__}: expected total_count to be natural numbers, "
+                f"got {self.total_count}."
+            )
+
+    @property
+    def support(self) -> Any:  # type: ignore[override]
+        return constraints.integer_interval(0, self.total_count)
+
+    def finite_support(self) -> Tensor | None:
+        most = self.total_count.max()
+        if not (self.total_count == most).all():
+            return None  # the members of a batch have different supports
+        return torch.arange(int(most) + 1, dtype=self.probs.dtype, device=self.probs.device)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        count, probs = self.total_count, self.probs
+        failures = count - x
+        coefficient = (count + 1).lgamma() - (x + 1).lgamma() - (failures + 1).lgamma()
+        return coefficient + x * probs.log() + failures * (-probs).log1p()
+
+    def mean(self, like: Tensor) -> Tensor:
+        return (self.total_count * self.probs).unsqueeze(-1)
+
+    def covariance(self, like: Tensor) -> Tensor:
+        return (self.total_count * self.probs * (1 - self.probs))[..., None, None]
+
+    def _trial(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # Log-modulus and phase of the transform of one trial.
+        _, probs, omega = self._columns(omega)
+        # |1 - p + p e^{iω}|² = 1 - 4 p (1 - p) sin²(ω / 2).
+        square = 1 - 4 * probs * (1 - probs) * (omega / 2).sin().square()
+        real = 1 - 2 * probs * (omega / 2).sin().square()
+        phase = torch.atan2(probs * omega.sin(), real) - probs * omega
+        return square.clamp(min=1e-300).log() / 2, phase
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        count = self.total_count.unsqueeze(-1)
+        log_modulus, phase = self._trial(omega)
+        return _polar(count * log_modulus, count * phase)
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # N p (1 - p) (e^{iω (1 - p)} - e^{-iω p}) times the transform of N - 1 trials, where the
+        # difference is 2 i sin(ω / 2) e^{iω (1/2 - p)}.
+        log_modulus, phase = self._trial(omega)
+        count, probs, omega = self._columns(omega)
+        turned = (count - 1) * phase + (0.5 - probs) * omega
+        real, imag = _polar((count - 1) * log_modulus, turned)
+        size = 2 * count * probs * (1 - probs) * (omega / 2).sin()
+        return (-size * imag).unsqueeze(-1), (size * real).unsqueeze(-1)
+
+    def log_partition(self, eta: Tensor) -> Tensor:
+        count, probs, eta = self._columns(eta)
+        return count * torch.logaddexp((-probs).log1p(), probs.log() + eta)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        probs = (self.probs.logit() + eta.squeeze(-1)).sigmoid()
+        return torch.binomial(self.total_count.expand(probs.shape).contiguous(), probs)
+
+    def _ratio(self, x: Tensor) -> Tensor:
+        return (self.total_count - x) / (x + 1) * self.probs / (1 - self.probs)
+
+
+class Bernoulli(Binomial):
+    r"""One trial: 1 with probability :math:`p`, else 0, with :math:`t(x) = x`.
+
+    Arguments:
+        probs: The probability :math:`p` of success, with shape :math:`(*)`, in :math:`(0, 1)`.
+        validate_args: Whether the tensors are checked.
+
+    Example:
+        >>> Bernoulli(0.25).log_density(torch.tensor([0.0, 1.0])).exp()
+        tensor([0.7500, 0.2500])
+    """
+
+    tensor_fields: ClassVar[dict[str, TensorField]] = {
+        "probs": TensorField(constraints.unit_interval)
+    }
+    support = constraints.boolean
+
+    def __init__(self, probs: TensorLike, *, validate_args: bool | None = None) -> None:
+        (self.probs,) = as_tensors(probs)
+        Counts.__init__(self, self.probs.shape, Size(), 1, validate_args)
+
+    @property
+    def total_count(self) -> Tensor:  # type: ignore[override]
+        """One."""
+        return torch.ones_like(self.probs)
+
+
 class Discrete(FourierBase, LaplaceBase):
     r"""Masses on a finite set of points, with :math:`t(x) = x`.
 
@@ -247,6 +514,11 @@ class Discrete(FourierBase, LaplaceBase):
     def vectors(self) -> Tensor:
         r"""The points as vectors, with shape :math:`(K, D)`."""
         return self.points if self.event_dim else self.points.unsqueeze(-1)
+
+    def finite_support(self) -> Tensor:
+        # Equal points are one event, whose masses are added.
+        equal = (self.vectors.unsqueeze(-2) == self.vectors).all(-1)  # (K, K)
+        return self.points[~equal.tril(-1).any(-1)]
 
     def example(self, like: Tensor) -> Tensor:
         return self.points[0]

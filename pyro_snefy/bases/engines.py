@@ -51,6 +51,10 @@ class FourierBase(Base):
         r"""The covariance of the statistic, with shape :math:`(*, D, D)`."""
         raise NotImplementedError
 
+    def dispersion(self, like: Tensor) -> Tensor:
+        r"""A multiple of the covariance that is finite, with shape :math:`(*, D, D)`."""
+        return self.covariance(like)
+
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
         r"""The pair :math:`\varphi(\omega)`, with shape :math:`(*, E)`."""
         raise NotImplementedError
@@ -84,9 +88,10 @@ class FourierBase(Base):
         if self.event_dim:
             return None
         log_density = self.log_density(x) - self.mass(x).log()
-        known = torch.where(observed, x, 0.0).unsqueeze(-1)
+        mask = observed.unsqueeze(-1).expand((*observed.shape, self.num_statistics))
+        known = torch.where(mask, self.statistic(x), 0.0)
         log_density = torch.where(observed, log_density, 0.0)
-        return Partial(self, known, ~observed.unsqueeze(-1), log_density)
+        return Partial(self, known, ~mask, log_density)
 
     def sample_square(self, weight: Tensor) -> Tensor:
         r"""Draws :math:`N` events from the law :math:`\propto (w \cdot \tilde{t}(x))^2 \, \mu(dx)`.
@@ -112,6 +117,7 @@ class FourierBase(Base):
         base: Any = self
         mean = base.mean(weight)
         square = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1)  # E[v^2]
+        square = torch.where(square < torch.inf, square, 0.0)  # only a constant has a law there
         root = square.sqrt()
         a0 = c0 + c1.abs() * root / 2
         a2 = torch.where(square > 0, c2 + c1.abs() / (2 * root), 0.0)

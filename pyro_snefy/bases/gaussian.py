@@ -4,20 +4,18 @@ __all__ = ["Gaussian"]
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
-from ..numerics.linalg import rows_matmul, take
-from .base import Partial, TensorField, TensorLike, as_parameters, cutoff_exp
-from .engines import FourierBase, LaplaceBase, Pairs
+from .base import Partial, TensorLike, cutoff_exp
+from .elliptical import Elliptical
+from .engines import LaplaceBase, Pairs
 
 LOG_ROOT = math.log(2 * math.pi) / 2  # of the square root of 2π
 
 
-class Gaussian(FourierBase, LaplaceBase):
+class Gaussian(Elliptical, LaplaceBase):
     r"""The normal law :math:`\mathcal{N}(m, C)` with :math:`t(x) = x`.
 
     .. math:: \varphi(\omega) = e^{-\omega^\top C \omega / 2}, \quad
@@ -40,12 +38,6 @@ class Gaussian(FourierBase, LaplaceBase):
         torch.Size([])
     """
 
-    tensor_fields: ClassVar[dict[str, TensorField]] = {
-        "loc": TensorField(constraints.real, per_event=True),
-        "scale": TensorField(constraints.positive, per_event=True),
-        "scale_tril": TensorField(constraints.lower_cholesky, rank=2),
-    }
-
     def __init__(
         self,
         loc: TensorLike,
@@ -55,88 +47,25 @@ class Gaussian(FourierBase, LaplaceBase):
         event_dim: int = 1,
         validate_args: bool | None = None,
     ) -> None:
-        if (scale is None) == (scale_tril is None):
-            raise ValueError("Gaussian: expected exactly one of scale and scale_tril.")
-        if event_dim not in (0, 1):
-            raise ValueError(f"Gaussian: expected event_dim 0 or 1, got {event_dim}.")
-        if event_dim == 0 and scale_tril is not None:
-            raise ValueError("Gaussian: expected scale, not scale_tril, for a scalar event.")
-        if event_dim and not torch.as_tensor(loc).dim():
-            raise ValueError(
-                "Gaussian: expected loc with shape (*, d), got (); scalar events need event_dim=0."
-            )
-        letters = "d" * event_dim
-        self.scale: Tensor | None = None
-        self.scale_tril: Tensor | None = None
-        if scale is not None:
-            given = {"loc": (loc, letters), "scale": (scale, letters)}
-            shape, (self.loc, self.scale) = as_parameters(self, **given)
-        elif scale_tril is not None:
-            given = {"loc": (loc, letters), "scale_tril": (scale_tril, "dd")}
-            shape, (self.loc, self.scale_tril) = as_parameters(self, **given)
-            found = tuple(self.scale_tril.shape)
-            if found[-2:] != 2 * tuple(shape[-2:-1]):
-                raise ValueError(
-                    f"Gaussian: expected scale_tril with shape (*, d, d) to match loc with shape "
-                    f"{tuple(self.loc.shape)}, got {found}."
-                )
-            shape = shape[:-1]
-        batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
-        super().__init__(batch, event, event[0] if event_dim else 1, validate_args)
-
-    @property
-    def support(self) -> Any:
-        return constraints.real_vector if self.event_dim else constraints.real
+        super().__init__(loc, scale, scale_tril, event_dim, validate_args)
 
     def log_density(self, x: Tensor) -> Tensor:
         if self.scale_tril is not None:
-            # One inverse for all events. torch's MultivariateNormal loses precision in traces of
-            # torch.jit, where a size is a tensor and its product with a number is in float32.
-            eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-            inverse = torch.linalg.solve_triangular(self.scale_tril, eye, upper=False)
-            white = rows_matmul(x - self.loc, inverse.mT)
-            log_scale = self.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            white, log_scale = self.standardize(x)
             return -(white.square() + math.log(2 * math.pi)).sum(-1) / 2 - log_scale
         assert self.scale is not None
         log_density = _log_normal(x, self.loc, self.scale)
         return log_density.sum(-1) if self.event_dim else log_density
 
-    def mean(self, like: Tensor) -> Tensor:
-        return self._vector(self.loc)
-
-    def _vector(self, x: Tensor) -> Tensor:
-        # With shape (*, D), where one number may stand for all coordinates.
-        x = x if self.event_dim else x.unsqueeze(-1)
-        d = self.num_statistics
-        return x if x.shape[-1] == d else x.expand((*x.shape[:-1], d))
-
-    @property
-    def factor(self) -> Tensor:
-        r"""The factor :math:`L` of :math:`C = L L^\top`, :math:`(*, d, d)`, or its diagonal."""
-        return self._vector_scale() if self.scale_tril is None else self.scale_tril
-
     def covariance(self, like: Tensor) -> Tensor:
-        if self.scale_tril is not None:
-            return self.scale_tril @ self.scale_tril.mT
-        return torch.diag_embed(self._vector_scale().square())
-
-    def whiten(self, weight: Tensor) -> Tensor:
-        r"""The weights :math:`W L` on a standard normal, where :math:`L L^\top = C`."""
-        if self.scale_tril is not None:
-            return weight @ self.scale_tril
-        return weight * self._vector_scale().unsqueeze(-2)
-
-    def quadratic(self, weight: Tensor) -> Tensor:
-        r"""The covariance :math:`W C W^\top` of preactivations, with shape :math:`(*, n, n)`."""
-        white = self.whiten(weight)
-        return white @ white.mT
+        return self.matrix()
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return cutoff_exp(-self.whiten(omega).square().sum(-1) / 2), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         real, _ = self.characteristic(omega)
-        return None, real.unsqueeze(-1) * self._times_covariance(omega)
+        return None, real.unsqueeze(-1) * self.times_matrix(omega)
 
     deficit_cancels = False
 
@@ -157,7 +86,7 @@ class Gaussian(FourierBase, LaplaceBase):
         return shift + square.diagonal(dim1=-2, dim2=-1), square - diagonal
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        mean = self.mean(eta).unsqueeze(-2) + self._times_covariance(eta)
+        mean = self.mean(eta).unsqueeze(-2) + self.times_matrix(eta)
         return mean, self.covariance(eta).unsqueeze(-3).expand(mean.shape + mean.shape[-1:])
 
     def sample_member(self, eta: Tensor) -> Tensor:
@@ -184,41 +113,14 @@ class Gaussian(FourierBase, LaplaceBase):
         noise = noise + unit * (along.unsqueeze(-1) - (noise * unit).sum(-1, keepdim=True))
         return self._event(noise)
 
-    def _white_rows(self, rows: Tensor) -> Tensor:
-        return self.whiten(rows.unsqueeze(-2)).squeeze(-2)  # (N, D)
-
-    def _event(self, noise: Tensor) -> Tensor:
-        # The event m + L e, for noise e with shape (N, D).
-        if self.scale_tril is not None:
-            return self.loc + rows_matmul(noise, self.scale_tril.mT)
-        x = self.mean(noise) + noise * self._vector_scale()
-        return x if self.event_dim else x.squeeze(-1)
-
     def marginal(self, dims: Sequence[int]) -> "Gaussian":
-        if self.scale_tril is None:
-            loc, scale = self.loc, self._vector_scale()
-            if loc.shape != scale.shape:
-                loc, scale = torch.broadcast_tensors(loc, scale)
-            return Gaussian(take(loc, dims), take(scale, dims), validate_args=False)
-        factor = torch.linalg.cholesky(self.covariance(self.loc)[..., dims, :][..., dims])
-        return Gaussian(self.loc[..., dims], scale_tril=factor, validate_args=False)
+        return Gaussian(**self._some(dims), validate_args=False)
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Gaussian":
-        others = self.others(dims)
-        matrix = self.regression(dims, values)
-        if matrix is None:
-            return self.marginal(others)
-        covariance = self.covariance(values)[..., others, :]
-        covariance = covariance[..., others] - covariance[..., dims] @ matrix.mT
-        loc = self.loc[..., others] + rows_matmul(values - self.loc[..., dims], matrix.mT)
-        return Gaussian(loc, scale_tril=torch.linalg.cholesky(covariance), validate_args=False)
+        return Gaussian(**self._given(dims, values), validate_args=False)
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:
-        if self.scale_tril is None:
-            return None
-        covariance = self.covariance(like)[..., dims, :]  # (*, D_1, D)
-        factor = torch.linalg.cholesky(covariance[..., dims])
-        return torch.cholesky_solve(covariance[..., self.others(dims)], factor).mT
+        return self._coefficients(dims)
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         if not self.event_dim:
@@ -255,15 +157,6 @@ class Gaussian(FourierBase, LaplaceBase):
         square = self.quadratic(weight)
         norms = square.diagonal(dim1=-2, dim2=-1) / 2
         return square, norms.unsqueeze(-1) + norms.unsqueeze(-2)
-
-    def _times_covariance(self, rows: Tensor) -> Tensor:
-        if self.scale_tril is not None:
-            return rows @ self.scale_tril @ self.scale_tril.mT
-        return rows * self._vector_scale().square().unsqueeze(-2)
-
-    def _vector_scale(self) -> Tensor:
-        assert self.scale is not None
-        return self._vector(self.scale)
 
 
 def _log_normal(x: Tensor, loc: Tensor, scale: Tensor) -> Tensor:

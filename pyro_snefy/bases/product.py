@@ -214,6 +214,9 @@ class Product(FourierBase, LaplaceBase):
     def covariance(self, like: Tensor) -> Tensor:
         return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
 
+    def dispersion(self, like: Tensor) -> Tensor:
+        return _block_diagonal([base.dispersion(rows) for base, rows in self._blocks(like)])
+
     def characteristic(self, omega: Tensor) -> Complex:
         return _multiply([base.characteristic(rows) for base, rows in self._blocks(omega)])
 

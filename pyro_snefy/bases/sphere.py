@@ -1,8 +1,9 @@
 r"""The uniform law on the sphere, and the normal law seen through directions."""
 
-__all__ = ["ProjectedGaussian", "UniformSphere"]
+__all__ = ["ProjectedGaussian", "UniformAngle", "UniformSphere"]
 
 import math
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -34,7 +35,7 @@ class UniformSphere(FourierBase, LaplaceBase):
         tensor(-2.5310)
     """
 
-    support = unit_sphere
+    support: Any = unit_sphere
 
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)
@@ -52,7 +53,7 @@ class UniformSphere(FourierBase, LaplaceBase):
         return x.new_full(x.shape[:-1], -log_area)
 
     def mean(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.event_shape)
+        return like.new_zeros(self.num_statistics)
 
     def covariance(self, like: Tensor) -> Tensor:
         d = self.num_statistics
@@ -127,6 +128,51 @@ def _around(axis: Tensor, cosine: Tensor) -> Tensor:
     cosine = cosine.unsqueeze(-1)
     sine = (1 - cosine.square()).clamp(min=0).sqrt()
     return cosine * axis + sine * across
+
+
+class UniformAngle(UniformSphere):
+    r"""The uniform law of an angle, with :math:`t(\theta) = (\cos \theta, \sin \theta)`.
+
+    .. math:: \mu(\theta) = \frac{1}{2 \pi}, \quad -\pi \leq \theta < \pi
+
+    The statistic is uniform on the circle: kernels are the ones of ``UniformSphere(2)``. With
+    ``Exp``, the members are the laws of von Mises (Mardia and Jupp 2000).
+
+    Example:
+        >>> UniformAngle().statistic(torch.tensor(0.0))
+        tensor([1., 0.])
+    """
+
+    support = constraints.half_open_interval(-math.pi, math.pi)
+
+    def __init__(self) -> None:
+        super(UniformSphere, self).__init__(Size(), Size(), 2)
+
+    def example(self, like: Tensor) -> Tensor:
+        return like.new_zeros(())
+
+    def codimension(self, x: Tensor) -> int:
+        return 0
+
+    def statistic(self, x: Tensor) -> Tensor:
+        return torch.stack([x.cos(), x.sin()], dim=-1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        return torch.full_like(x, -math.log(2 * math.pi))
+
+    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        largest = math.pi * (1 - torch.finfo(dtype).eps)
+        return x.to(dtype).clamp(-largest, largest)
+
+    def sample_member(self, eta: Tensor) -> Tensor:
+        return _angle(super().sample_member(eta))
+
+    def sample_power(self, weight: Tensor, power: int, sign: Tensor) -> Tensor:
+        return _angle(super().sample_power(weight, power, sign))
+
+
+def _angle(x: Tensor) -> Tensor:
+    return torch.atan2(x[..., 1], x[..., 0])
 
 
 class ProjectedGaussian(Pushforward):

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation, Cos
-from ..bases import Base, Discrete, Gaussian
+from ..bases import Base, Gaussian
 from ..bases.base import TensorLike
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
@@ -20,7 +20,7 @@ from ..numerics.forms import Features, Gram, Readout
 from ..numerics.linalg import broadcast_shapes, take
 from ..operations.intervals import log_box_mass
 from ..operations.marginals import check_dims, marginal
-from ..operations.moments import moments
+from ..operations.moments import check_finite, moments
 from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
 from ..operations.transforms import characteristic, fisher_information, log_generating
@@ -119,6 +119,7 @@ class SNEFY(TorchDistribution):
         validate = TorchDistribution._validate_args if validate_args is None else validate_args
         self._validate_args = validate
         if validate:
+            check_finite(activation, base, 0, "the normalising constant Z")
             check_values(self._arguments, base.weight_constraint(activation), base)
 
     def __repr__(self) -> str:
@@ -149,16 +150,13 @@ class SNEFY(TorchDistribution):
     @property
     def has_enumerate_support(self) -> bool:  # type: ignore[override]
         """Whether the support is a finite set."""
-        return isinstance(self.base, Discrete)
+        return self.base.finite_support() is not None
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """All events of a finite support, along the first dimension."""
-        if not isinstance(self.base, Discrete):
+        points = self.base.finite_support()
+        if points is None:
             raise NotImplementedError(f"The support of {self.base} is not a finite set.")
-        points = self.base.points
-        # Equal points are one event, whose masses are added.
-        equal = (self.base.vectors.unsqueeze(-2) == self.base.vectors).all(-1)  # (K, K)
-        points = points[~equal.tril(-1).any(-1)]
         points = points.reshape(points.shape[:1] + (1,) * len(self.batch_shape) + self.event_shape)
         return points.expand(-1, *self.batch_shape, *self.event_shape) if expand else points
 
@@ -284,7 +282,10 @@ class SNEFY(TorchDistribution):
 
     @property
     def has_rsample(self) -> bool:
-        """Whether there are pathwise gradients: on Gaussian bases and mixtures, cubes and boxes.
+        """Whether there are pathwise gradients.
+
+        There are on Gaussian bases and mixtures, cubes, boxes, Laplace and logistic laws, and
+        Student's law of one coordinate.
 
         ``ReLU`` and ``Step`` have none: their densities may vanish on whole intervals.
         """

@@ -21,18 +21,25 @@ from torch import Tensor
 from ..activations import Activation, Exp, FourierActivation, Snake
 from ..bases import (
     Base,
+    Bernoulli,
+    Binomial,
     DirichletFamily,
     Discrete,
     GammaFamily,
     Gaussian,
     GaussianMixture,
     Geometric,
+    Laplace,
+    Logistic,
     Mixture,
+    NegativeBinomial,
     NormalFamily,
     Poisson,
     PoissonFamily,
     Product,
     Standardized,
+    StudentT,
+    UniformAngle,
     UniformSphere,
 )
 
@@ -130,6 +137,61 @@ def _gaussian(base: Gaussian, x: Tensor) -> Gaussian:
 
 
 @fit_base.register
+def _student_t(base: StudentT, x: Tensor) -> StudentT:
+    # Expectation maximisation with the given degrees of freedom (Liu and Rubin 1995): events far
+    # away count less.
+    if base.batch_shape:
+        return base
+    x = subsample(x)
+    rows = x if base.event_dim else x.unsqueeze(-1)
+    loc, scale = rows.median(0).values, spread(rows)
+    white = (rows - loc) / scale
+    d = rows.shape[-1]
+    # A constant coordinate has variance zero, and gets its spread of one.
+    constant = white.square().mean(0) < 1e-6
+    ridge = torch.where(constant, 1.0, 1e-6).diag_embed()
+    mean, matrix = torch.zeros_like(loc), torch.eye(d, dtype=x.dtype, device=x.device)
+    for _ in range(_ROUNDS):
+        factor = torch.linalg.cholesky(matrix)
+        offsets = white - mean
+        square = torch.linalg.solve_triangular(factor, offsets.mT, upper=False).square().sum(0)
+        shares = ((base.df + d) / (base.df + square)).unsqueeze(-1)  # (N, 1)
+        mean = (shares * white).sum(0) / shares.sum()
+        offsets = white - mean
+        matrix = (shares * offsets).mT @ offsets / len(x) + ridge
+        if base.scale_tril is None:
+            matrix = matrix.diagonal().diag_embed()
+    loc, factor = loc + scale * mean, scale.unsqueeze(-1) * torch.linalg.cholesky(matrix)
+    if base.scale_tril is not None:
+        tril = _shaped(factor, base.scale_tril)
+        return StudentT(base.df, _shaped(loc, base.loc), scale_tril=tril, validate_args=False)
+    assert base.scale is not None
+    scale = factor.diagonal()
+    if not base.event_dim:
+        loc, scale = loc.squeeze(-1), scale.squeeze(-1)
+    loc, scale = _shaped(loc, base.loc), _shaped(scale, base.scale)
+    return StudentT(base.df, loc, scale, event_dim=base.event_dim, validate_args=False)
+
+
+@fit_base.register
+def _laplace(base: Laplace, x: Tensor) -> Laplace:
+    if base.batch_shape:
+        return base
+    loc = x.median(0).values
+    scale = (x - loc).abs().mean(0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    return Laplace(_shaped(loc, base.loc), _shaped(scale, base.scale), validate_args=False)
+
+
+@fit_base.register
+def _logistic(base: Logistic, x: Tensor) -> Logistic:
+    if base.batch_shape:
+        return base
+    scale = spread(x) * (math.sqrt(3) / math.pi)
+    return Logistic(_shaped(x.mean(0), base.loc), _shaped(scale, base.scale), validate_args=False)
+
+
+@fit_base.register
 def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     # Centres by k-means++ (Arthur and Vassilvitskii, 2007), then expectation maximisation
     # (Dempster, Laird and Rubin, 1977).
@@ -175,6 +237,33 @@ def _poisson(base: Poisson, x: Tensor) -> Poisson:
 def _geometric(base: Geometric, x: Tensor) -> Geometric:
     probs = 1 / (1 + x.mean(0).clamp(min=1e-3))
     return Geometric(_shaped(probs, base.probs), validate_args=False)
+
+
+@fit_base.register
+def _negative_binomial(base: NegativeBinomial, x: Tensor) -> NegativeBinomial:
+    # The variance is the mean over 1 - q. Where it is less than the mean, q is small.
+    mean = x.mean(0).clamp(min=1e-3)
+    probs = (1 - mean / spread(x).square()).clamp(0.01, 0.99)
+    count = mean * (1 - probs) / probs
+    return NegativeBinomial(
+        _shaped(count, base.total_count), _shaped(probs, base.probs), validate_args=False
+    )
+
+
+@fit_base.register
+def _binomial(base: Binomial, x: Tensor) -> Binomial:
+    return Binomial(base.total_count, _share_of(base, x), validate_args=False)
+
+
+@fit_base.register
+def _bernoulli(base: Bernoulli, x: Tensor) -> Bernoulli:
+    return Bernoulli(_share_of(base, x), validate_args=False)
+
+
+def _share_of(base: Binomial, x: Tensor) -> Tensor:
+    # Half a success and half a failure more keep probabilities between 0 and 1.
+    trials = len(x) * base.total_count
+    return _shaped((x.sum(0) + 0.5) / (trials + 1), base.probs)
 
 
 @fit_base.register
@@ -286,6 +375,11 @@ def _uniform_sphere(base: UniformSphere, centres: Tensor, x: Tensor) -> Tensor:
     # The concentration at which n caps, one for each member, cover the sphere once.
     d = base.num_statistics
     return centres * (d - 1) * len(centres) ** (2 / (d - 1)) / 2
+
+
+@centred_members.register
+def _uniform_angle(base: UniformAngle, centres: Tensor, x: Tensor) -> Tensor:
+    return _uniform_sphere(base, base.statistic(centres), x)
 
 
 @centred_members.register

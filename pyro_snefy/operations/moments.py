@@ -5,7 +5,7 @@ A density that is tilted by :math:`e^{u \cdot x}` has a normaliser :math:`Z(u)`.
 normaliser (arXiv:2305.13552) that can be tilted thus gives moments in closed form.
 """
 
-__all__ = ["moments", "transform_of_waves"]
+__all__ = ["check_finite", "moments", "transform_of_waves"]
 
 from dataclasses import replace
 from functools import singledispatch
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..activations import Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
+from ..activations import Activation, Cis, Cos, Exp, FourierActivation, Identity, Sin, Snake
 from ..bases import (
     Base,
     Discrete,
@@ -27,6 +27,7 @@ from ..bases import (
     Product,
     ProjectedGaussian,
     Standardized,
+    UniformAngle,
     UniformBox,
     UniformCube,
     UniformSphere,
@@ -53,6 +54,12 @@ def moments(network: Network) -> Moments:
         The mean, with shape :math:`(*, d)`, and the covariance, with shape :math:`(*, d, d)`; NaN
         where :math:`Z = 0`.
     """
+    check_finite(network.activation, network.base, 2, "the variance")
+    if any(isinstance(part, UniformAngle) for part in network.base.parts()):
+        raise NotImplementedError(
+            f"No closed form for the moments of {network.activation} on {network.base}: an angle "
+            "has no mean; UniformSphere(2) has one, in the plane."
+        )
     with torch.enable_grad():
         mean, covariance = _moments(network.base, network)
     with torch.no_grad():
@@ -62,6 +69,25 @@ def moments(network: Network) -> Moments:
     if torch.is_grad_enabled() and any(x.requires_grad for x in network.tensors()):
         return mean, covariance
     return mean.detach(), covariance.detach()
+
+
+def check_finite(activation: Activation, base: Base, order: int, name: str) -> None:
+    r"""Raises unless :math:`\int |x|^k \sigma^2 d\mu` is finite.
+
+    Arguments:
+        activation: The activation :math:`\sigma`.
+        base: The base.
+        order: The order :math:`k`.
+        name: What the integral is needed for.
+    """
+    order = order + 2 if isinstance(activation, Snake | Identity) else order
+    for part in base.parts() if order else ():
+        found = part.finite_moments()
+        if found is not None and not (found > order).all():
+            raise ValueError(
+                f"SNEFY: expected {part} with df > {order}, where {name} with {activation} "
+                f"is finite, got df = {found}."
+            )
 
 
 @singledispatch

@@ -1,27 +1,34 @@
 r"""Panels of Gauss-Legendre quadrature that resolve the density of one coordinate."""
 
-__all__ = ["Neurons", "edges_and_atoms", "ends"]
+__all__ = ["Neurons", "between_tails", "edges_and_atoms", "ends"]
 
+import math
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from ..activations import Activation, Exp, GaussianActivation
+from ..activations import Activation, Exp, GaussianActivation, Identity, Snake
 from ..bases import (
     Base,
+    Binomial,
     Discrete,
     GammaFamily,
     Gaussian,
     GaussianMixture,
     Geometric,
     Interval,
+    Laplace,
+    Logistic,
     Mixture,
+    NegativeBinomial,
     NormalFamily,
     Poisson,
     PoissonFamily,
     Product,
+    StudentT,
+    UniformAngle,
     UniformBox,
 )
 
@@ -32,6 +39,11 @@ _RADIANS = 6.0
 _REACH = 12.0
 # More panels or counts than this would take too long.
 _MOST = 2**20
+# Panels on either side that resolve waves in tails: fewer where each node needs a kernel.
+_AFFORDABLE, _AFFORDABLE_KERNELS = 2**12, 2**9
+
+# e^{-80} is negligible in the lower tail, too, squares of linear neurons included.
+_DROP = 80.0
 
 EdgesAndAtoms = tuple[list[Tensor], list[Tensor]]
 
@@ -131,6 +143,58 @@ def _(base: UniformBox, neurons: Neurons) -> EdgesAndAtoms:
     return [_grid(low, high, step), *_clamped(_kinks(neurons, step), low, high)], []
 
 
+@edges_and_atoms.register
+def _(base: UniformAngle, neurons: Neurons) -> EdgesAndAtoms:
+    # The preactivation is |w| cos(θ - α) + b. The weights are the slopes, (*, n, 2).
+    weight = neurons.slope
+    rate = neurons.activation.resolution * weight.norm(dim=-1).amax(-1)
+    half = torch.full_like(rate, math.pi)
+    edges = [_grid(-half, half, _RADIANS / (rate + _RADIANS))]
+    if neurons.activation.degree is not None:  # without a bias, neurons are zero at α ± π / 2
+        angle = torch.atan2(weight[..., 1], weight[..., 0]) + math.pi / 2
+        angle = torch.cat([angle, angle - math.pi], dim=-1)
+        edges.append(angle - 2 * math.pi * (angle / (2 * math.pi)).round())
+    return edges, []
+
+
+@edges_and_atoms.register(Laplace)
+@edges_and_atoms.register(Logistic)
+def _(base: Laplace | Logistic, neurons: Neurons) -> EdgesAndAtoms:
+    # Tails e^{-|x - m| / s} with tilts. The logistic density has poles at m ± i π s.
+    down, up = neurons.tilts
+    low = base.loc - _DROP / (1 / base.scale + down)
+    high = base.loc + _DROP / (1 / base.scale - up)
+    low, high, rate = torch.broadcast_tensors(low, high, neurons.rate + 4 / base.scale)
+    return [_grid(low, high, _RADIANS / rate), base.loc.unsqueeze(-1)], []
+
+
+@edges_and_atoms.register
+def _(base: StudentT, neurons: Neurons) -> EdgesAndAtoms:
+    # Without the masses of the tails, panels reach to a mass of 1e-13 or as far as can be paid.
+    # Longer panels beyond sample the waves, and leave an error of the order of the mass there.
+    loc, scale, df = base.mean(neurons.slope)[..., 0], base.matrix()[..., 0, 0].sqrt(), base.df
+    order = df - 2 if isinstance(neurons.activation, Snake | Identity) else df
+    step = _student_step(scale, df, neurons)
+    reach = scale * df.sqrt() * (math.log(1e13) / order).clamp(max=70.0).exp()
+    reach, loc, step = torch.broadcast_tensors(reach, loc, step)
+    alone = not bool((neurons.width > 0).any())
+    near = torch.minimum(reach, (_AFFORDABLE if alone else _AFFORDABLE_KERNELS) * step)
+    far = _grid(near.log(), reach.log(), torch.full_like(near, 0.5)).exp()
+    centre = loc.unsqueeze(-1)
+    return [_grid(loc - near, loc + near, step), centre - far, centre + far], []
+
+
+def _student_step(scale: Tensor, df: Tensor, neurons: Neurons) -> Tensor:
+    # The density has branch points at m ± i √ν s.
+    return _RADIANS / (neurons.rate + _RADIANS / (scale * df.sqrt().clamp(max=0.5)))
+
+
+def between_tails(base: StudentT, neurons: Neurons, low: Tensor, high: Tensor) -> EdgesAndAtoms:
+    """Edges of panels between two tails whose masses are known, from low to high."""
+    step = _student_step(base.matrix()[..., 0, 0].sqrt(), base.df, neurons)
+    return [_grid(*torch.broadcast_tensors(low, high, step))], []
+
+
 def _clamped(edges: list[Tensor], low: Tensor, high: Tensor) -> list[Tensor]:
     return [x.clamp(low.unsqueeze(-1), high.unsqueeze(-1)) for x in edges]
 
@@ -207,6 +271,19 @@ def _(base: Poisson, neurons: Neurons) -> EdgesAndAtoms:
 @edges_and_atoms.register
 def _(base: Geometric, neurons: Neurons) -> EdgesAndAtoms:
     return [], _counts(60 / (-torch.log1p(-base.probs) - neurons.tilts[1]) + 60)
+
+
+@edges_and_atoms.register
+def _(base: NegativeBinomial, neurons: Neurons) -> EdgesAndAtoms:
+    log_odds = base.probs.log() + neurons.tilts[1]
+    failure = -log_odds.expm1()
+    mean = base.total_count * log_odds.exp() / failure
+    return [], _counts(mean + 15 * (mean / failure).sqrt() - 60 / log_odds + 60)
+
+
+@edges_and_atoms.register
+def _(base: Binomial, neurons: Neurons) -> EdgesAndAtoms:
+    return [], _counts(base.total_count)
 
 
 @edges_and_atoms.register

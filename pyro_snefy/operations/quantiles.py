@@ -15,13 +15,14 @@ import torch
 from torch import Size, Tensor
 
 from ..activations import Step
-from ..bases import Base, FourierBase, GaussianMixture
+from ..bases import Base, FourierBase, GaussianMixture, StudentT
 from ..constraints import is_real
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes
 from .marginals import log_numerator
-from .panels import Neurons, edges_and_atoms, ends
+from .panels import EdgesAndAtoms, Neurons, between_tails, edges_and_atoms, ends
 from .shared_lines import SharedLine, with_shared_neurons
+from .tails import Tails
 
 _NODES = 16  # of each panel
 # Values of neurons at nodes that are held at once, which bounds memory.
@@ -42,6 +43,7 @@ class Line:
         batch_shape: The batch shape.
         width: The number of neurons.
         jumps: Where the density may jump, each with shape :math:`(*, J)`.
+        tails: The masses beyond all panels, or None where they are negligible.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class Line:
         batch_shape: Size,
         width: int,
         jumps: Sequence[Tensor] = (),
+        tails: Tails | None = None,
     ) -> None:
-        self.log_density, self.batch_shape = log_density, batch_shape
+        self.log_density, self.batch_shape, self.tails = log_density, batch_shape, tails
         self.jumps = [x.expand(batch_shape + x.shape[-1:]) for x in jumps if x.requires_grad]
         like = neurons.slope
         self.nodes, self.weights = (
@@ -62,7 +65,7 @@ class Line:
         )
         self._panels_at_once = max(1, _CHUNK // (_NODES * width * max(1, batch_shape.numel())))
         with torch.no_grad():
-            edges, atoms = edges_and_atoms(law, neurons)
+            edges, atoms = _edges_and_atoms(law, neurons, tails)
         self.diffuse = bool(edges)
         self.points = torch.cat(atoms, dim=-1).unique() if atoms else like.new_zeros(0)
         every = [*edges, self.points] if atoms else edges
@@ -73,6 +76,8 @@ class Line:
     def upper(self) -> Tensor:
         r"""The mass up to each edge, its atom included, with shape :math:`(\text{batch}, E)`."""
         smooth = torch.nn.functional.pad(self._panels().cumsum(-1), (1, 0))
+        if self.tails is not None:
+            smooth = smooth + self.tails.beyond(self.edges[..., 0], -1).unsqueeze(-1)
         return smooth + self.atoms.cumsum(-1)
 
     def _panels(self) -> Tensor:
@@ -132,7 +137,23 @@ class Line:
         low = self._gather(self.edges, at)
         high = torch.where(within, x, low)
         # Panels of no length have no nodes where the density need be finite.
-        return (below + self._chunked(self.integral, low, high)).clamp(max=1.0)
+        total = below + self._chunked(self.integral, low, high)
+        if self.tails is not None:
+            total = self._with_tails(x, total, place < 0, -1)
+            total = self._with_tails(x, total, place >= last, 1)
+        return total.clamp(max=1.0)
+
+    def _with_tails(self, x: Tensor, total: Tensor, outside: Tensor, sign: int) -> Tensor:
+        # The distribution function with its values in one tail, where there are any.
+        assert self.tails is not None
+        rows, (flat, mask) = self._rows(outside, x, outside)
+        if not len(rows):
+            return total
+        edge = self.edges[..., 0 if sign < 0 else -1]
+        mass = self.tails.beyond(torch.where(mask, flat, edge), sign)
+        values = total.reshape(-1, *self.batch_shape)
+        found = torch.where(mask, mass if sign < 0 else 1 - mass, values[rows])
+        return values.index_put((rows,), found).reshape(total.shape)
 
     def mass(self, low: Tensor, high: Tensor) -> Tensor:
         r"""The mass of closed intervals, with digits in both tails, and with gradients.
@@ -143,6 +164,13 @@ class Line:
             low: The lower ends, with shape :math:`(*, \text{batch})`.
             high: The upper ends, of the same shape.
         """
+        if self.tails is not None:  # beyond the edges, too
+            ends = (torch.where(x.isfinite(), x, 0.0) for x in (low, high))
+            first, final = (
+                torch.where(x.isfinite(), self.cdf(end), (x > 0).to(x.dtype))
+                for x, end in zip((low, high), ends, strict=True)
+            )
+            return (final - first).clamp(0.0, 1.0)
         last = self.edges.shape[-1] - 1
         after = self._search(self.edges, low, right=False)  # the first edge that is not below
         before = self._search(self.edges, high, right=True) - 1  # the last edge that is not above
@@ -195,7 +223,10 @@ class Line:
         """
         upper, lower = self.upper, self.upper - self.atoms
         with torch.no_grad():
-            target = q * upper[..., -1]  # one, but for rounding
+            total = upper[..., -1]  # one, but for rounding
+            if self.tails is not None:
+                total = total + self.tails.beyond(self.edges[..., -1], 1)
+            target = q * total
             place = self._search(upper, target, right=False)  # the first edge at or above
             place = place.clamp(max=self.edges.shape[-1] - 1)
             high = self._gather(self.edges, place)
@@ -207,7 +238,31 @@ class Line:
             low = torch.where(at_atom, high, low)
             x = self._chunked(self._newton, low, high, target - below, target)
             x = torch.where(at_atom, high, x)
+            if self.tails is not None:
+                at_atom = torch.zeros_like(at_atom)
+                lower, higher = target < upper[..., 0], target > upper[..., -1]
+                x = self._in_tail(x, target, lower, -1)
+                x = self._in_tail(x, total - target, higher, 1)
         return torch.where(at_atom, x, self.attach(x, q)) if torch.is_grad_enabled() else x
+
+    def _in_tail(self, x: Tensor, mass: Tensor, outside: Tensor, sign: int) -> Tensor:
+        # Quantiles with their values in one tail, from the mass beyond, where there are any.
+        assert self.tails is not None
+        rows, (mass, mask) = self._rows(outside, mass, outside)
+        if not len(rows):
+            return x
+        edge = self.tails.beyond(self.edges[..., 0 if sign < 0 else -1], sign)
+        mass = torch.where(mask, torch.minimum(mass, edge), edge)
+        found = self.tails.quantile(mass, sign, self.log_density)
+        values = x.reshape(-1, *self.batch_shape)
+        found = torch.where(mask, found, values[rows])
+        return values.index_put((rows,), found).reshape(x.shape)
+
+    def _rows(self, chosen: Tensor, *values: Tensor) -> tuple[Tensor, list[Tensor]]:
+        # The rows of values (*, batch), with leading dimensions folded, where any is chosen.
+        count = chosen.shape[: chosen.dim() - len(self.batch_shape)].numel()
+        (rows,) = chosen.reshape(count, -1).any(-1).nonzero(as_tuple=True)
+        return rows, [y.reshape(count, *self.batch_shape)[rows] for y in values]
 
     def attach(self, x: Tensor, q: Tensor) -> Tensor:
         r"""Values :math:`x` with the gradients of quantiles, by implicit differentiation.
@@ -219,7 +274,7 @@ class Line:
             q: The probabilities, of the same shape; only their gradients count.
         """
         x = x.detach()
-        one_each = x.shape == self.batch_shape and not len(self.points)
+        one_each = x.shape == self.batch_shape and not len(self.points) and self.tails is None
         distribution = self._mass_below(x) if one_each else self.cdf(x)
         change = (q - q.detach()) - (distribution - distribution.detach())
         density = self.log_density(x).exp().detach()
@@ -290,7 +345,19 @@ def line(network: Network, dim: int = 0) -> Line:
     with torch.no_grad():
         neurons = _along(network, dim, whole)
     jumps = [*ends(law), *_steps(network, dim, neurons)]
-    return Line(log_density, law, neurons, network.batch_shape, network.width, jumps)
+    tails = _tails(network, whole, log_normalizer)
+    return Line(log_density, law, neurons, network.batch_shape, network.width, jumps, tails)
+
+
+def _tails(network: Network, whole: bool, log_normalizer: Tensor) -> Tails | None:
+    return Tails(network, log_normalizer) if whole and isinstance(network.base, StudentT) else None
+
+
+def _edges_and_atoms(law: Base, neurons: Neurons, tails: Tails | None) -> EdgesAndAtoms:
+    if tails is None:
+        return edges_and_atoms(law, neurons)
+    assert isinstance(law, StudentT)
+    return between_tails(law, neurons, *tails.ends())
 
 
 @torch.no_grad()
@@ -303,7 +370,8 @@ def count_nodes(network: Network, dim: int = 0) -> int:
     """
     whole = network.base.event_shape.numel() == 1
     base = network.base if whole else network.base.marginal([dim])
-    edges, atoms = edges_and_atoms(base, _along(network, dim, whole))
+    tails = _tails(network, whole, network.weight.new_zeros(()))
+    edges, atoms = _edges_and_atoms(base, _along(network, dim, whole), tails)
     return _NODES * sum(x.shape[-1] for x in edges) + sum(x.shape[-1] for x in atoms)
 
 
@@ -329,7 +397,7 @@ def _along(network: Network, dim: int, whole: bool) -> Neurons:
         zero = -bias / slope if weight.shape[-1] == 1 else torch.zeros_like(bias)
         return Neurons(activation, slope, zero, torch.zeros_like(zero))
     assert isinstance(base, FourierBase)
-    covariance = base.covariance(weight)
+    covariance = base.dispersion(weight)
     spread = weight @ covariance  # (*, n, D)
     variance = covariance[..., dim, dim].unsqueeze(-1)
     mean = base.mean(weight)

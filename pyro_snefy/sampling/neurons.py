@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..activations import Cos, FourierActivation, GaussianActivation, LeakyReLU, ReLU, Sin, Step
-from ..bases import FourierBase, Gaussian, Geometric, Poisson, UniformSphere
+from ..bases import FourierBase, Gaussian, UniformSphere
+from ..bases.counts import Counts
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
 from ..numerics.linalg import rows_matmul
@@ -93,6 +94,7 @@ class BoundedLaw(NeuronLaw):
         mean = base.mean(weight)
         centre = bias + (weight * mean).sum(-1)
         spread = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1).sqrt()
+        spread = spread.clamp(max=1e100)  # no bound that grows is taken where it is infinite
         c0, c2 = self._envelope(centre, spread)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,10 +133,8 @@ class BoundedGaussianLaw(BoundedLaw):
         return base.sample_along(weight, rejection_by_row(propose, weight, rate=0.05))
 
 
-@register_neuron_law(Cos, Poisson)
-@register_neuron_law(Cos, Geometric)
-@register_neuron_law(Sin, Poisson)
-@register_neuron_law(Sin, Geometric)
+@register_neuron_law(Cos, Counts)
+@register_neuron_law(Sin, Counts)
 class CountLaw(BoundedLaw):
     r"""Waves on counts, whose squares have the period :math:`\pi` in the weight.
 

@@ -9,7 +9,7 @@ from torch import Size, Tensor
 from torch.autograd import Function
 
 from ..activations import GaussianActivation, ReLU, Step
-from ..bases import Gaussian, GaussianMixture, UniformBox
+from ..bases import Gaussian, GaussianMixture, Laplace, Logistic, StudentT, UniformBox
 from ..network import Network
 from ..operations.marginals import marginal
 from ..operations.quantiles import count_nodes, line
@@ -29,7 +29,10 @@ def is_reparameterizable(network: Network) -> bool:
     """
     if isinstance(network.activation, ReLU | Step):
         return False
-    return isinstance(network.latent().base, Gaussian | GaussianMixture | UniformBox)
+    base = network.latent().base
+    if isinstance(base, StudentT):  # the tails of a marginal law have no closed form
+        return base.event_shape.numel() == 1
+    return isinstance(base, Gaussian | GaussianMixture | Laplace | Logistic | UniformBox)
 
 
 def _next(network: Network, prefix: Tensor) -> Network:

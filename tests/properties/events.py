@@ -52,6 +52,24 @@ def _(base: bases.Gaussian, generator: Generator) -> Tensor:
 
 
 @_event.register
+def _(base: bases.StudentT, generator: Generator) -> Tensor:
+    noise = _normal(base.event_shape, generator)
+    if base.scale_tril is not None:
+        return base.loc + (base.scale_tril.double() @ noise)
+    return base.loc + base.scale * noise
+
+
+@_event.register
+def _(base: bases.Binomial, generator: Generator) -> Tensor:
+    return torch.randint(int(base.total_count) + 1, (), generator=generator).double()
+
+
+@_event.register
+def _(base: bases.UniformAngle, generator: Generator) -> Tensor:
+    return 6 * torch.rand((), generator=generator, dtype=torch.float64) - 3
+
+
+@_event.register
 def _(base: BatchedMixture, generator: Generator) -> Tensor:
     k = _choice(base.log_weights().shape[-1], generator)
 

@@ -264,6 +264,30 @@ def geometrics(draw: Any, batch: Shape, dtype: str) -> Call:
 
 
 @st.composite
+def student_ts(draw: Any, d: int | None, batch: Shape, dtype: str) -> Call:
+    described = draw(gaussians(d, batch, dtype))
+    df = draw(numbers(draw(sub(batch)), (3.0, 0.5, 30.0), positive=True, dtype=dtype))
+    return Call("bases.StudentT", (df, *described.arguments), described.options)
+
+
+@st.composite
+def location_scales(draw: Any, batch: Shape, dtype: str) -> Call:
+    name = draw(st.sampled_from(["Laplace", "Logistic"]))
+    loc = draw(numbers(draw(sub(batch)), LOCATIONS, dtype=dtype))
+    return base(name, loc, draw(numbers(draw(sub(batch)), SPREADS, positive=True, dtype=dtype)))
+
+
+@st.composite
+def trials(draw: Any, batch: Shape, dtype: str) -> Call:
+    name = draw(st.sampled_from(["NegativeBinomial", "Binomial", "Bernoulli"]))
+    probs = Values.of(draw(numbers(draw(sub(batch)), dtype=dtype)).build().sigmoid())
+    if name == "Bernoulli":
+        return base(name, probs)
+    count = draw(numbers(draw(sub(batch)), (2.0, 0.3, 20.0), positive=True, dtype=dtype))
+    return base(name, Values.of(count.build().ceil()) if name == "Binomial" else count, probs)
+
+
+@st.composite
 def mixtures(draw: Any, d: int | None, batch: Shape, dtype: str, depth: int = 2) -> Call:
     """Mixtures of what has the statistic t(x) = x: continuous, discrete or both, nested too."""
     kinds = [
@@ -273,6 +297,7 @@ def mixtures(draw: Any, d: int | None, batch: Shape, dtype: str, depth: int = 2)
     ]
     if d is None:
         kinds += [poissons(batch, dtype), geometrics(batch, dtype), intervals(batch, dtype)]
+        kinds += [location_scales(batch, dtype), trials(batch, dtype)]
     else:
         kinds += [gaussian_mixtures(d, batch, dtype), boxes(d, batch, dtype)]
     if depth > 1:
@@ -284,7 +309,7 @@ def mixtures(draw: Any, d: int | None, batch: Shape, dtype: str, depth: int = 2)
 
 @st.composite
 def standardized(draw: Any, d: int | None, batch: Shape, dtype: str) -> Call:
-    kinds = [gaussians(d, (), dtype)]
+    kinds = [gaussians(d, (), dtype), student_ts(d, (), dtype)]
     if d is not None:
         kinds += [gaussian_mixtures(d, (), dtype), st.just(base("NormalFamily", d))]
         kinds += [st.just(base("ProjectedGaussian", d))] if d > 1 else []
@@ -300,6 +325,10 @@ def scalar_bases(batch: Shape, dtype: str) -> st.SearchStrategy[Call]:
         intervals(batch, dtype),
         poissons(batch, dtype),
         geometrics(batch, dtype),
+        student_ts(None, batch, dtype),
+        location_scales(batch, dtype),
+        trials(batch, dtype),
+        st.just(base("UniformAngle")),
         discretes(None, batch, dtype),
         mixtures(None, batch, dtype),
         standardized(None, batch, dtype),
@@ -312,6 +341,7 @@ def vector_bases(d: int, batch: Shape, dtype: str) -> st.SearchStrategy[Call]:
     kinds = [
         gaussians(d, batch, dtype),
         gaussian_mixtures(d, batch, dtype),
+        student_ts(d, batch, dtype),
         boxes(d, batch, dtype),
         discretes(d, batch, dtype),
         mixtures(d, batch, dtype),
@@ -375,6 +405,9 @@ def laws(
     described = draw(every_base(shape, dtype, coordinates))
     built: Base = described.build()
     possible = [x for x in ACTIVATIONS if closed_form(x.build(), built, bias=False)]
+    tails = [part.finite_moments() for part in built.parts()]
+    if any(bool((df <= 2.5).any()) for df in tails if df is not None):
+        possible = [x for x in possible if x.function.split(".")[1] in ("Cos", "Sin", "Cis")]
     act = draw(st.sampled_from(possible))
     sigma = act.build()
     n, m = draw(st.integers(1, 4)), draw(st.integers(1, 3))

@@ -276,6 +276,9 @@ def test_moments_of_a_batch(description: Call, seed: int) -> None:
         mean, variance = law.mean, law.variance
     except NotImplementedError:
         assume(False)
+    except ValueError as error:  # tails that are too heavy
+        assume("df >" not in str(error))
+        raise
     for index in np.ndindex(*law.batch_shape):
         alone = member(law, index)
         lost = _lost(alone)
@@ -402,6 +405,9 @@ def test_derivative_of_the_distribution_function(description: Call, seed: int) -
 @example(known.EQUAL_POINTS, 0)
 def test_moments(description: Call, seed: int) -> None:
     law = _law(description)
+    tails = [part.finite_moments() for part in law.base.parts()]
+    # Quadrature of second moments ends too early in heavier tails.
+    assume(all(df is None or bool((df > 12).all()) for df in tails))
     try:
         mean, variance = law.mean.reshape(-1), law.variance.reshape(-1)
     except NotImplementedError:
