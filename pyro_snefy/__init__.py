@@ -11,6 +11,7 @@ __all__ = [
     "bases",
     "conditional_snefy",
     "fit",
+    "fit_readout",
     "kernels",
     "snefy",
     "to_inference_data",
@@ -19,4 +20,13 @@ __all__ = [
 from . import activations, bases, kernels
 from .distributions import SNEFY
 from .interop import SphereReparam, to_inference_data
-from .learning import Bias, Head, LocationScale, ReadoutHead, conditional_snefy, fit, snefy
+from .learning import (
+    Bias,
+    Head,
+    LocationScale,
+    ReadoutHead,
+    conditional_snefy,
+    fit,
+    fit_readout,
+    snefy,
+)

@@ -52,6 +52,7 @@ PUBLIC = {
     "marginal",
     "partially_observed",
     "readout",
+    "readout_gap",
     "weight",
 }
 

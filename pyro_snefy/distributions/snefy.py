@@ -20,6 +20,7 @@ from ..numerics.linalg import broadcast_shapes, take
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import moments
 from ..operations.quantiles import cdf, icdf
+from ..operations.readout import readout_gap
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .marginal import Marginal
 from .partially_observed import PartiallyObserved
@@ -27,6 +28,7 @@ from .validation import (
     check_expansion,
     check_normalizer,
     check_one_coordinate,
+    check_observations,
     check_probabilities,
     check_shapes,
     check_types,
@@ -413,6 +415,33 @@ class SNEFY(TorchDistribution):
     def partially_observed(self) -> PartiallyObserved:
         """The same law, for events with missing coordinates, which are marked by NaN."""
         return PartiallyObserved(self)
+
+    def readout_gap(self, x: Tensor) -> Tensor:
+        r"""How much more likely the best readout would make some events, at most.
+
+        .. math:: \max_{M \succeq 0} \frac{1}{N} \sum_i \log p_M(x_i)
+            - \frac{1}{N} \sum_i \log p(x_i) \leq \log \lambda_{\max}(R)
+
+        Weights, biases and base stay as they are, and readouts of any number of rows are compared.
+        The bound is in nats per event. It is zero for the best readout, see
+        :func:`~pyro_snefy.fit_readout`. Directions of the kernel with eigenvalues below 1e-10 of
+        the largest are left out.
+
+        Arguments:
+            x: Events, with shape :math:`(N, *, \text{event})`, where :math:`(*)` is the batch
+                shape.
+
+        Returns:
+            The bounds, with the batch shape.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(1, 8))
+            >>> d.readout_gap(torch.randn(100, 2)).shape
+            torch.Size([])
+        """
+        check_observations(x, self.batch_shape, self.base)
+        shape = x.shape[:1] + self.batch_shape + self.event_shape
+        return readout_gap(self._network, x.expand(shape)).to(self.weight.dtype)
 
     @property
     def mean(self) -> Tensor:

@@ -10,6 +10,7 @@ __all__ = [
     "ReadoutHead",
     "conditional_snefy",
     "fit",
+    "fit_readout",
     "snefy",
 ]
 
@@ -17,3 +18,4 @@ from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
 from .heads import Bias, Head, LocationScale, ReadoutHead
 from .joint import JointSNEFY, snefy
+from .readout import fit_readout

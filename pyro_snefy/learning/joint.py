@@ -11,6 +11,7 @@ from ..activations import Activation, Cis, Cos, Exp
 from ..bases import Base, FourierBase
 from ..distributions.snefy import SNEFY
 from ..kernels.registry import closed_form
+from ..operations.readout import best_readout
 from .initialization import (
     centred_members,
     checked_events,
@@ -192,6 +193,24 @@ class JointSNEFY(FamilyModule):
         self.readout.copy_(readout)
         if isinstance(self.activation, Cis):
             self.readout_imag.normal_(std=_NOISE / readout.shape[-1] ** 0.5)
+
+    @torch.no_grad()
+    def solve_readout(self, x: Tensor, weights: Tensor | None, tolerance: float) -> float:
+        r"""The most likely readout for events, by convex optimisation; returns its certified gap.
+
+        Arguments:
+            x: Events without NaN, with shape :math:`(N, \text{event})`.
+            weights: The weight of each event, with shape :math:`(N,)`, or None for equal weights.
+            tolerance: The gap to reach, in nats per event.
+        """
+        network = self()._network
+        found = best_readout(network, x, weights, len(self.readout), tolerance)
+        readout = found.readout
+        if readout.is_complex():
+            self.readout_imag.copy_(readout.imag)
+            readout = readout.real
+        self.readout.copy_(readout)
+        return float(found.gap)
 
     def forward(self) -> SNEFY:
         """The family, built from the present values of the parameters."""
