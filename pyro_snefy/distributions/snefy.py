@@ -27,8 +27,8 @@ from .partially_observed import PartiallyObserved
 from .validation import (
     check_expansion,
     check_normalizer,
-    check_one_coordinate,
     check_observations,
+    check_one_coordinate,
     check_probabilities,
     check_shapes,
     check_types,

@@ -1,6 +1,7 @@
 r"""First values from data: bases by moments, neurons that vary where the events are."""
 
 __all__ = [
+    "ROWS",
     "centred_members",
     "checked_events",
     "complete_rows",
@@ -34,9 +35,10 @@ from ..bases import (
     Standardized,
     UniformSphere,
 )
+from .mixtures import normal_mixture
+from .statistics import spread
 
-_ROWS = 10_000  # events at most: first values need no more
-_ROUNDS = 50  # of expectation maximisation: first values need not have converged
+ROWS = 10_000  # events at most: first values need no more
 _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
@@ -51,7 +53,7 @@ def random_rows(x: Tensor, count: int) -> Tensor:
 
 def subsample(x: Tensor) -> Tensor:
     r"""At most 10,000 of the events, at random: enough for first values."""
-    return random_rows(x, min(len(x), _ROWS))
+    return random_rows(x, min(len(x), ROWS))
 
 
 def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:
@@ -130,37 +132,14 @@ def _gaussian(base: Gaussian, x: Tensor) -> Gaussian:
 
 @fit_base.register
 def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
-    # Centres by k-means++ (Arthur and Vassilvitskii, 2007), then expectation maximisation
-    # (Dempster, Laird and Rubin, 1977).
     if base.batch_shape:
         return base
-    x = subsample(x)
-    # Far from the origin, second moments would cancel in float32.
-    middle = x.mean(0)
-    x = x - middle
     count = max(base.logits.shape[-1], base.loc.shape[-2], base.scale.shape[-2])
-    floor = 1e-6 * spread(x).square()
-    loc, distance = x[:1], x.new_full((len(x),), torch.inf)
-    for _ in range(1, count):
-        distance = torch.minimum(distance, (x - loc[-1]).square().sum(-1))
-        loc = torch.cat([loc, x[torch.multinomial(distance + 1e-12 * floor.sum(), 1)]])
-    scale = (spread(x) / count ** (1 / x.shape[-1])).expand(loc.shape)
-    logits = torch.zeros_like(loc[:, 0])
-    for _ in range(_ROUNDS):
-        gaussians = Gaussian(loc, scale, validate_args=False)
-        shares = (logits + gaussians.log_density(x.unsqueeze(-2))).softmax(-1)  # (N, K)
-        # 1e-3 of an event at the present location keeps a component without events finite.
-        mass = shares.sum(0) + 1e-3
-        loc = (shares.mT @ x + 1e-3 * loc) / mass.unsqueeze(-1)
-        # About the own location of a component, whose scale may be far below the distance of two.
-        square = torch.einsum("nk,nkd->kd", shares, (x.unsqueeze(-2) - loc).square())
-        scale = ((square + 1e-3 * floor) / mass.unsqueeze(-1)).clamp(min=floor).sqrt()
-        logits = mass.log()
-    logits = logits - logits.mean()
+    found = normal_mixture(subsample(x), count)
     return GaussianMixture(
-        _shaped(logits, base.logits),
-        _shaped(loc + middle, base.loc),
-        _shaped(scale, base.scale),
+        _shaped(found.logits, base.logits),
+        _shaped(found.loc, base.loc),
+        _shaped(found.scale, base.scale),
         validate_args=False,
     )
 
@@ -214,14 +193,6 @@ def _product(base: Product, x: Tensor) -> Product:
 def _standardized(base: Standardized, x: Tensor) -> Standardized:
     loc, scale = _shaped(x.mean(0), base.loc), _shaped(spread(x), base.scale)
     return Standardized(base.base, loc, scale, validate_args=False)
-
-
-def spread(x: Tensor) -> Tensor:
-    r"""The standard deviation of each coordinate where it is not NaN, and 1 if it is constant."""
-    loc = x.nanmean(0)
-    scale = (x - loc).square().nanmean(0).sqrt()
-    # The mean of equal numbers differs from them by its rounding.
-    return torch.where(scale > 4 * torch.finfo(x.dtype).eps * loc.abs(), scale, 1.0)
 
 
 def _shaped(value: Tensor, like: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def fit_readout(
     Example:
         >>> import torch
         >>> from pyro_snefy import fit_readout, snefy
-        >>> module, x = snefy(2, hidden_dim=8), torch.randn(200, 2)
+        >>> module, x = snefy(2, hidden_dim=8, readout_dim=8), torch.randn(200, 2)
         >>> gap = fit_readout(module, x)
         >>> gap < 1e-3
         True
@@ -49,8 +49,8 @@ def fit_readout(
     x = checked_events("fit_readout", law.base, x, law.weight)
     if x.isnan().any():
         raise ValueError(
-            f"fit_readout: expected x without NaN, got {int(x.isnan().sum())} NaN; leave these rows "
-            "out."
+            f"fit_readout: expected x without NaN, got {int(x.isnan().sum())} NaN; leave these "
+            "rows out."
         )
     if weights is not None:
         weights = _checked_weights(weights, x)

@@ -1,4 +1,4 @@
-r"""The best readout for given neurons, a convex problem, and a certificate of how good a readout is.
+r"""The best readout for given neurons is a convex problem, with a certificate.
 
 .. math:: \max_{M \succeq 0} \sum_i c_i \log \phi_i^\top M \phi_i - \log \mathrm{Tr}(M K),
     \quad \phi_i = \sigma(W t(x_i) + b), \quad \sum_i c_i = 1
@@ -14,7 +14,7 @@ the new matrix :math:`X`, and
 for every :math:`Y`, because the logarithm is concave.
 """
 
-__all__ = ["Solution", "best_readout", "readout_gap"]
+__all__ = ["Solution", "best_readout", "judged_readout", "readout_gap"]
 
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from ..numerics.linalg import affine, rows_matmul
 _CUTOFF = 1e-10
 _ENTRIES = 2**22  # of features that are held at once
 _STEPS = 100  # of L-BFGS between two certificates
+_STAGE = 5  # steps of L-BFGS between two judgements
 _ROUNDS = 30  # of L-BFGS and of rows that are appended
 
 
@@ -100,16 +101,11 @@ def best_readout(
     """
     network = network.to(torch.float64)
     whitening = _whiten(network)
-    parts = [
-        _features(network, whitening, events)[0]
-        for events in x.double().split(max(1, _ENTRIES // network.width))
-    ]
-    problem = _Problem(torch.cat(parts), _shares(x, weights))
+    problem = _Problem.of(network, whitening, x, weights)
     first = problem.start(_to_white(_complex_readout(network), whitening))
     if not problem.loss(first)[0].isfinite():
-        return Solution(_complex_readout(network), first.new_full((), torch.inf).real)
-    first = problem.climb(first)
-    best = free = first
+        return Solution(_complex_readout(network), problem.shares.new_full((), torch.inf))
+    best = free = first = problem.climb(first)
     for _ in range(_ROUNDS):
         gap, direction = problem.certificate(free)
         if gap <= tolerance:
@@ -124,11 +120,50 @@ def best_readout(
     return Solution(_from_white(best, whitening), gap)
 
 
+@torch.no_grad()
+def judged_readout(
+    network: Network, x: Tensor, weights: Tensor | None, judges: Tensor
+) -> Tensor | None:
+    r"""A readout that makes other events more likely, too, or None.
+
+    L-BFGS climbs the likelihood of some events until the likelihood of the others falls.
+
+    Arguments:
+        network: The network, with a readout and without a batch shape.
+        x: Events of the support, with shape :math:`(N, \text{event})`.
+        weights: The weight of each event, with shape :math:`(N,)`. None stands for equal weights.
+        judges: The other events.
+    """
+    network = network.to(torch.float64)
+    whitening = _whiten(network)
+    problem = _Problem.of(network, whitening, x, weights)
+    judge = _Problem.of(network, whitening, judges, None)
+    start = _to_white(_complex_readout(network), whitening)
+    first = problem.start(start)
+    if not (problem.loss(first)[0].isfinite() and judge.loss(first)[0].isfinite()):
+        return None
+    best = problem.climb(first, judge)
+    if judge.loss(best)[0] < judge.loss(start)[0] or not judge.loss(start)[0].isfinite():
+        return _from_white(best, whitening)
+    return None
+
+
 class _Problem:
     r"""The negative log-likelihood :math:`-\sum_i c_i \log \|V \psi_i\|^2 + \log \|V\|_F^2`."""
 
     def __init__(self, rows: Tensor, shares: Tensor) -> None:
         self.rows, self.shares = rows, shares  # ψ, (N, n), each up to a factor; c, (N,)
+
+    @classmethod
+    def of(
+        cls, network: Network, whitening: _Whitening, x: Tensor, weights: Tensor | None
+    ) -> "_Problem":
+        """The problem of some events."""
+        parts = [
+            _features(network, whitening, events)[0]
+            for events in x.double().split(max(1, _ENTRIES // network.width))
+        ]
+        return cls(torch.cat(parts), _shares(x, weights))
 
     def squares(self, readout: Tensor) -> Tensor:
         """‖Vψ_i‖² / ‖V‖²."""
@@ -147,12 +182,12 @@ class _Problem:
         """A readout without zeros at events, if there is one: the given one, or a random one."""
         return readout if self.loss(readout)[0].isfinite() else torch.randn_like(readout)
 
-    def climb(self, readout: Tensor) -> Tensor:
-        """A more likely readout of the same shape, by L-BFGS."""
-        readout = (readout / torch.linalg.matrix_norm(readout)).clone().requires_grad_()
+    def climb(self, start: Tensor, judge: "_Problem | None" = None) -> Tensor:
+        """A more likely readout of the same shape, by L-BFGS; with a judge, the best one for it."""
+        readout = (start / torch.linalg.matrix_norm(start)).clone().requires_grad_()
         optimizer = torch.optim.LBFGS(
             [readout],
-            max_iter=_STEPS,
+            max_iter=_STEPS if judge is None else _STAGE,
             history_size=20,
             tolerance_grad=1e-8,
             tolerance_change=1e-10,
@@ -164,8 +199,17 @@ class _Problem:
                 value, readout.grad = self.loss(readout)
             return float(value)
 
-        optimizer.step(closure)
-        return readout.detach()
+        if judge is None:
+            optimizer.step(closure)
+            return readout.detach()
+        best, lowest = start, judge.loss(start)[0]
+        for _ in range(_STEPS // _STAGE):
+            optimizer.step(closure)
+            score = judge.loss(readout.detach())[0]
+            if not score < lowest:
+                break
+            best, lowest = readout.detach().clone(), score
+        return best
 
     def certificate(self, readout: Tensor) -> tuple[Tensor, Tensor]:
         r"""The gap :math:`\log \lambda_{\max}(R)`, and the eigenvector, as a row."""
