@@ -36,6 +36,7 @@ from ..bases import (
     UniformSphere,
 )
 from .mixtures import normal_mixture
+from .rows import as_tensor
 from .statistics import spread
 
 ROWS = 10_000  # events at most: first values need no more
@@ -58,8 +59,7 @@ def subsample(x: Tensor) -> Tensor:
 
 def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:
     r"""Events in the dtype and device of a tensor; raises unless they are events of the base."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{caller}: expected x to be a Tensor, got {x!r}.")
+    x = x if isinstance(x, Tensor) else as_tensor(caller, "x", x, like)
     if x.dim() < 1 or x.shape[1:] != base.event_shape or not len(x):
         event = ", ".join(map(str, ("N", *base.event_shape)))
         raise ValueError(
