@@ -1,4 +1,4 @@
-"""Fits of real data and of long work: outliers, weights, arrays, checkpoints, processes, loaders."""
+"""Fits of real data and of long work: outliers, weights, arrays, checkpoints, loaders."""
 
 import math
 import os

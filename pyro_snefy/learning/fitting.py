@@ -120,7 +120,7 @@ def fit(
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
         weights: The weight of each row, with shape :math:`(N,)`, up to a factor.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
-            last of them. None stands for 200, and for 80 to 400 with :func:`~pyro_snefy.snefy`,
+            last of them. None stands for 200, and for 60 to 400 with :func:`~pyro_snefy.snefy`,
             the more the fewer rows there are.
         batch_size: The number of rows in a step. None stands for 256, and for 256 to 1024 with
             :func:`~pyro_snefy.snefy`, the more the more rows there are. It has no meaning with a
@@ -188,9 +188,9 @@ def _settings(
         batch_size = min(max(256, (count or 0) // 20), 1024) if joint else 256
     check_sizes("fit", batch_size=batch_size, patience=patience)
     if max_epochs is None:
-        # About 1600 steps for few rows.
+        # About 1200 steps for few rows.
         steps = 20 if count is None else -(-count // batch_size)
-        max_epochs = min(max(80, 1600 // steps), 400) if joint else 200
+        max_epochs = min(max(60, 1200 // steps), 400) if joint else 200
     check_sizes("fit", max_epochs=max_epochs)
     if lr is None:
         lr = 2e-2 if joint else 5e-3

@@ -1,7 +1,6 @@
 r"""First values from data: bases by moments, neurons that vary where the events are."""
 
 __all__ = [
-    "ROWS",
     "centred_members",
     "checked_events",
     "complete_rows",
@@ -39,7 +38,7 @@ from .mixtures import normal_mixture
 from .rows import as_tensor
 from .statistics import spread
 
-ROWS = 10_000  # events at most: first values need no more
+_ROWS = 10_000  # events at most: first values need no more
 _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
@@ -54,7 +53,7 @@ def random_rows(x: Tensor, count: int) -> Tensor:
 
 def subsample(x: Tensor) -> Tensor:
     r"""At most 10,000 of the events, at random: enough for first values."""
-    return random_rows(x, min(len(x), ROWS))
+    return random_rows(x, min(len(x), _ROWS))
 
 
 def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:

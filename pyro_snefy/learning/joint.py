@@ -15,7 +15,6 @@ from ..distributions.snefy import SNEFY
 from ..kernels.registry import closed_form
 from ..operations.readout import best_readout, judged_readout
 from .initialization import (
-    ROWS,
     centred_members,
     checked_events,
     complete_rows,
@@ -30,6 +29,7 @@ from .units import location_scale, moved, to_data_units
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
 # breaks the symmetry between neurons, and leaves the density close to the base.
 _NOISE = 0.2
+_ROWS = 20_000  # rows at most that first values are from
 _JUDGES = 0.2  # the share of rows that first values are compared on
 _FEWEST = 20  # rows that may judge
 
@@ -146,7 +146,7 @@ class JointSNEFY(FamilyModule):
             u = (x - loc) / scale
             base = moved(base, -loc / scale, 1 / scale) if self.learn_base else base
         # Rows to learn from, and rows to judge by.
-        index = torch.randperm(len(x), device=x.device)[:ROWS]
+        index = torch.randperm(len(x), device=x.device)[:_ROWS]
         judges, index = index.tensor_split([int(_JUDGES * len(index))])
         if self.learn_base and self.finds_base and _is_free(self.base):
             normal = fit_base(_standard_normal(u), u)
@@ -311,7 +311,7 @@ def snefy(
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
             :meth:`JointSNEFY.initialize` fits to data; for vectors, it may find a mixture of up to
-            48 normal laws instead.
+            96 normal laws instead.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.

@@ -12,9 +12,10 @@ from .statistics import spread
 
 _ROUNDS = 100  # of expectation maximisation at most
 _GAIN = 1e-4  # in nats per event: less is not worth another round
+_CHECK = 5  # rounds between two looks at the gain
 _FLOOR = 1e-6  # of the variance of a component, as a part of the variance of the events
-_SIZES = (6, 16, 48)  # numbers of components to choose from
-_EVENTS = 20  # per component, at least
+_SIZES = (6, 16, 48, 96)  # numbers of components to choose from
+_EVENTS = 40  # per component, at least
 _MAX_DIM = 20  # coordinates: beyond, a mixture of normal laws is no more than a cluster or two
 
 
@@ -36,13 +37,18 @@ def normal_mixture(x: Tensor, count: int) -> GaussianMixture:
     logits = torch.zeros_like(loc[:, 0])
     moments = torch.cat([u, u * u], dim=-1)  # (N, 2d)
     before = -math.inf
-    for _ in range(_ROUNDS):
+    for k in range(_ROUNDS):
         precision = scale.square().reciprocal()
         linear = torch.cat([loc * precision, -precision / 2], dim=-1)
         constant = logits.log_softmax(-1) - (loc * loc * precision / 2 + scale.log()).sum(-1)
-        joint = torch.addmm(constant, moments, linear.mT)  # (N, K)
-        total = joint.logsumexp(-1, keepdim=True)
-        shares = (joint - total).exp()
+        # Exponents need float64, their exponentials do not.
+        joint = torch.addmm(constant, moments, linear.mT).float()  # (N, K)
+        if k % _CHECK == 0:
+            now = joint.logsumexp(-1).mean().item()
+            if now - before < _CHECK * _GAIN:
+                break
+            before = now
+        shares = joint.softmax(-1).double()
         # 1e-3 of an event at the present location keeps a component without events finite.
         mass = shares.sum(0).unsqueeze(-1)
         first, second = (shares.mT @ moments).split(d, dim=-1)
@@ -50,10 +56,6 @@ def normal_mixture(x: Tensor, count: int) -> GaussianMixture:
         variance = second - 2 * new * first + mass * new.square()  # about the new location
         scale = (variance / (mass + 1e-3)).clamp(min=_FLOOR).sqrt()
         loc, logits = new, (mass + 1e-3).squeeze(-1).log()
-        now = total.mean().item()
-        if now - before < _GAIN:
-            break
-        before = now
     return GaussianMixture(
         (logits - logits.mean()).to(x.dtype),
         (loc * unit + middle).to(x.dtype),
@@ -83,6 +85,6 @@ def choose_base(base: Base, x: Tensor, held_out: Tensor) -> Base:
         other = found.log_density(held_out)
         gain = other - score
         if not gain.mean() > gain.std() / math.sqrt(len(gain)):
-            continue
+            break
         best, score = found, other
     return best
