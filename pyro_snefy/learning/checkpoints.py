@@ -46,7 +46,7 @@ def random_state() -> dict[str, Any]:
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
-        "numpy": (name, torch.tensor(keys), *rest),
+        "numpy": (name, torch.tensor(keys, device="cpu"), *rest),
         "torch": torch.get_rng_state(),
         "cuda": devices,
     }

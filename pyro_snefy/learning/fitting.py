@@ -225,7 +225,7 @@ class _Run:
             self.rows = None
             self.partial = None  # each batch is looked at
             self.held_out = self.source.held_out() if self.held_out is None else self.held_out
-            self.order = torch.zeros(0)
+            self.order = torch.zeros(0, device=data.like.device)
         else:
             self.rows = data.rows
             self.partial = bool(data.rows.x.isnan().any())
@@ -331,7 +331,7 @@ class _Run:
             _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", self.settings.lr)
         else:
             score = self._score()
-            value = torch.tensor(score.value)
+            value = torch.tensor(score.value, device=self.parameters[0].device)
             _check_finite(value, f"validation after epoch {epoch + 1}", self.settings.lr)
             self.history.validation_nll.append(score.value)
         self.history.train_nll.append(train_nll.mean().item())
@@ -342,7 +342,7 @@ class _Run:
     def _score(self) -> "_Score":
         rows = self.judges
         if rows is None:
-            return _Score(math.inf, torch.zeros(0))
+            return _Score(math.inf, torch.zeros(0, device=self.parameters[0].device))
         self.model.eval()
         size, group = 4 * self.settings.batch_size, self.group
         values = torch.zeros(len(rows), dtype=torch.float64, device=rows.x.device)

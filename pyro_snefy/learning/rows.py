@@ -30,7 +30,7 @@ def as_tensor(caller: str, name: str, value: Any, like: Tensor) -> Tensor:
             columns = getattr(value, "dtypes", array.dtype)
             raise TypeError(f"{caller}: expected {name} with numbers alone, got dtype {columns}.")
         # A copy, because arrays that cannot be written would be shared with the tensor.
-        found = torch.tensor(array)
+        found = torch.tensor(array, device=like.device)
     else:
         raise TypeError(
             f"{caller}: expected {name} to be a Tensor, an array or a data frame, got {value!r}."
