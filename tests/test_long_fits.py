@@ -27,7 +27,7 @@ from pyro_snefy.learning import History
 from pyro_snefy.learning.fitting import _bounded
 from pyro_snefy.learning.joint import JointSNEFY
 from pyro_snefy.learning.parallel import Processes
-from pyro_snefy.learning.rows import Loader
+from pyro_snefy.learning.rows import Loader, random_order
 
 
 class Normal(nn.Module):
@@ -62,7 +62,7 @@ def test_one_extreme_row_does_not_decide() -> None:
     with pytest.warns(UserWarning, match="1 validation rows .* rows 17 of validation"):
         history = fit(module, x, validation=other, lr=0.05, max_epochs=30, progress=False)
     assert not history.kept_start
-    assert module.log_scale.exp().item() == pytest.approx(1.0, abs=0.1)
+    assert 0.8 < module.log_scale.exp().item() < 1.2
     # The mean of all rows would have kept the start: a scale of e is the widest that was seen.
     wide, narrow = (dist.Normal(0.0, s).log_prob(other).mean() for s in (math.e, 1.0))
     assert narrow < wide - 100
@@ -70,17 +70,24 @@ def test_one_extreme_row_does_not_decide() -> None:
 
 def test_extreme_rows_are_named_by_their_place_in_x() -> None:
     x = torch.randn(1000)
-    x[123] = 1e3
-    with pytest.warns(UserWarning, match="rows 123 of x"):
-        for seed in range(20):
-            pyro.set_rng_seed(seed)
-            module = Normal()
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                fit(module, x, validation=0.5, lr=0.05, max_epochs=20, progress=False)
-            if caught:  # the row is in the other half otherwise
-                warnings.warn_explicit(caught[0].message, UserWarning, __file__, 1)
-                break
+    row = int(random_order(1000, x.device)[3])  # among the validation rows
+    x[row] = 1e3
+    with pytest.warns(UserWarning, match=f"rows {row} of x"):
+        fit(Normal(), x, lr=0.05, max_epochs=20, progress=False)
+
+
+def test_first_values_have_not_seen_the_validation_rows() -> None:
+    """Rows that a fit holds out may be anything without a change of the mixture or the readout."""
+    x = torch.cat([torch.randn(1000, 2), 5 + torch.randn(1000, 2)])[torch.randperm(2000)]
+    other, rows = x.clone(), random_order(2000, x.device)[:200]
+    other[rows] = other[rows].flip(0)  # a permutation has the same moments
+    states = []
+    for data in (x, other):
+        pyro.set_rng_seed(0)
+        states.append(_state(snefy(2, 6).initialize(data)))
+    assert states[0]["base.loc"].dim() == 2
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_rows_that_fit_are_never_cut() -> None:
@@ -242,6 +249,7 @@ def test_the_last_readout_is_judged() -> None:
     x = torch.stack([angle.cos(), angle.sin()], -1) + 0.1 * torch.randn(2000, 2)
     module = JointSNEFY(Gaussian(torch.zeros(2), torch.ones(2)), 20, 4, Cos(), True)
     module.initialize(x)
+    nn.init.normal_(module.readout)
     history = fit(module, x, validation=x[:500], lr=1e-3, max_epochs=2, progress=False)
     assert history.readout_nll is not None
     assert history.readout_nll < min(history.validation_nll)

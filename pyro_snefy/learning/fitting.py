@@ -26,7 +26,7 @@ from .history import History
 from .joint import JointSNEFY
 from .parallel import Processes, processes
 from .parameters import check_sizes
-from .rows import Loader, Memory, Rows, as_tensor, split_rows
+from .rows import Loader, Memory, Rows, as_tensor, random_order
 from .statistics import spread
 
 # The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
@@ -127,9 +127,11 @@ def fit(
             ``DataLoader``.
         lr: The highest learning rate. None stands for 0.005, and for 0.02 with
             :func:`~pyro_snefy.snefy`. Large networks learn well with about 0.003.
-        validation: The share of rows, drawn at random, that are held out to choose the best epoch,
-            or other events ``x`` or ``(x, context)`` for it. With 0, the last epoch is kept unless
-            the rows are less likely than at the start.
+        validation: The share of rows that are held out to choose the best epoch, or other events
+            ``x`` or ``(x, context)`` for it. The rows are drawn at random, and are the same in each
+            fit of as many rows: :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits the
+            mixture that it finds, and the readout, to other rows. With 0, the last epoch is kept
+            unless the rows are less likely than at the start.
         patience: The fit stops after this many epochs without a better validation value.
         progress: Whether to show a progress bar.
         callback: A function of the epoch, counted from 0, and of the history, called after each
@@ -225,18 +227,14 @@ class _Run:
             self.rows = None
             self.partial = None  # each batch is looked at
             self.held_out = self.source.held_out() if self.held_out is None else self.held_out
-            self.order = torch.zeros(0, device=data.like.device)
         else:
             self.rows = data.rows
             self.partial = bool(data.rows.x.isnan().any())
-            self.order = torch.randperm(len(data.rows), device=data.rows.x.device)
-            if saved is not None:
-                self.order.copy_(saved["order"])
-            group.broadcast([self.order])
-            train, other, numbers = split_rows(data.rows, data.share, self.order)
-            if self.held_out is None:
-                self.held_out, self.numbers = other, numbers
-            self.source = Memory(_normalized(train), settings.batch_size, group)
+            order = random_order(len(data.rows), data.rows.x.device)
+            held_out, rest = order.tensor_split([int(data.share * len(order))])
+            if len(held_out):
+                self.held_out, self.numbers = data.rows.take(held_out), held_out
+            self.source = Memory(_normalized(data.rows.take(rest)), settings.batch_size, group)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         # Complex parameters cannot be fused.
         fused = all(p.is_floating_point() for p in self.parameters)
@@ -365,7 +363,6 @@ class _Run:
             "schedule": self.schedule.state_dict(),
             "history": asdict(self.history),
             "best": self.best.state(),
-            "order": self.order,
             "random": random_state(),
         }
         write_checkpoint(self.path, state)
@@ -384,6 +381,8 @@ class _Run:
         # The most likely readout for the neurons that were found, if validation agrees.
         module, rows, judges = self.module, self.rows, self.held_out
         if not isinstance(module, JointSNEFY) or isinstance(module.activation, Exp):
+            return
+        if not module.readout.requires_grad:
             return
         if rows is None or judges is None or self.history.kept_start or self.history.interrupted:
             return

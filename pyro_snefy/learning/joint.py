@@ -24,12 +24,13 @@ from .initialization import (
 )
 from .mixtures import choose_base
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .rows import random_order
 from .units import location_scale, moved, to_data_units
 
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
 # breaks the symmetry between neurons, and leaves the density close to the base.
 _NOISE = 0.2
-_ROWS = 20_000  # rows at most that first values are from
+_ROWS = 16_000  # rows at most to learn first values from
 _JUDGES = 0.2  # the share of rows that first values are compared on
 _FEWEST = 20  # rows that may judge
 
@@ -137,23 +138,24 @@ class JointSNEFY(FamilyModule):
                 complete rows remain; else the gaps are filled by values of other rows.
         """
         base = self._data_base()
-        x = complete_rows(checked_events("JointSNEFY", base, x, self._raw_weight))
+        x = checked_events("JointSNEFY", base, x, self._raw_weight)
+        # Rows to judge by, among them the rows that a fit holds out, and rows to learn from.
+        order = random_order(len(x), x.device)
+        parts = order.tensor_split([int(_JUDGES * len(x))])
+        judges, learners = (complete_rows(x[part[:_ROWS]]) for part in parts)
+        x = complete_rows(x)
         units = location_scale(base, x, self.learn_base)
-        u = x
         if units is not None and not base.batch_shape and self.bias is not None:
+            self._set_units(*units)
             loc, scale = units
-            self._set_units(loc, scale)
-            u = (x - loc) / scale
             base = moved(base, -loc / scale, 1 / scale) if self.learn_base else base
-        # Rows to learn from, and rows to judge by.
-        index = torch.randperm(len(x), device=x.device)[:_ROWS]
-        judges, index = index.tensor_split([int(_JUDGES * len(index))])
         if self.learn_base and self.finds_base and _is_free(self.base):
-            normal = fit_base(_standard_normal(u), u)
-            self._replace_base(choose_base(normal, u[index], u[judges]))
+            normal = fit_base(_standard_normal(x), self._standardized(x))
+            found = choose_base(normal, self._standardized(learners), self._standardized(judges))
+            self._replace_base(found)
         elif self.learn_base:
-            self.base.set(fit_base(base, u))
-        base, u = self.base(), u[index]
+            self.base.set(fit_base(base, self._standardized(x)))
+        base, u = self.base(), self._standardized(learners)
         members = None
         if isinstance(self.activation, Exp):
             members = centred_members(base, random_rows(u, len(self._raw_weight)), u)
@@ -164,8 +166,11 @@ class JointSNEFY(FamilyModule):
         else:
             self._set_neurons(base.statistic(u))
             if len(judges) >= _FEWEST:
-                self.improve_readout(x[index], None, x[judges])
+                self.improve_readout(learners, None, judges)
         return self
+
+    def _standardized(self, x: Tensor) -> Tensor:
+        return x if self.loc is None or self.scale is None else (x - self.loc) / self.scale
 
     def _replace_base(self, base: Base) -> None:
         # A base of another type or size takes the place of the present one.

@@ -1,6 +1,6 @@
 r"""Rows of data: from arrays, frames, tensors or loaders to batches."""
 
-__all__ = ["Loader", "Memory", "Rows", "as_tensor", "split_rows"]
+__all__ = ["Loader", "Memory", "Rows", "as_tensor", "random_order"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,16 +61,13 @@ class Rows:
         return [self.take(slice(k, k + size)) for k in range(0, len(self), size)]
 
 
-def split_rows(rows: Rows, share: float, order: Tensor) -> tuple[Rows, Rows | None, Tensor]:
-    r"""Rows to learn from, rows that are held out, and the numbers of the latter.
+def random_order(count: int, device: torch.device) -> Tensor:
+    r"""The numbers of rows in random order, which depends on how many rows there are alone.
 
-    Arguments:
-        rows: All rows.
-        share: The share of rows that are held out.
-        order: The numbers of all rows in random order.
+    Rows that a fit holds out are thus rows that first values of the same data were not fitted to.
     """
-    held_out, rest = order.tensor_split([int(share * len(rows))])
-    return rows.take(rest), rows.take(held_out) if len(held_out) else None, held_out
+    generator = torch.Generator("cpu").manual_seed(count)
+    return torch.randperm(count, generator=generator, device="cpu").to(device)
 
 
 class Memory:
