@@ -280,6 +280,15 @@ def _standard_normal(x: Tensor) -> Gaussian:
     return Gaussian(torch.zeros_like(x[0]), torch.ones_like(x[0]), validate_args=False)
 
 
+def _has_mixtures(base: Base, activation: Activation) -> bool:
+    # Whether mixtures of normal laws on the same space have a closed form.
+    if not base.event_shape or not isinstance(activation, Activation):
+        return False
+    loc = torch.zeros(1, *base.event_shape)
+    mixture = GaussianMixture(loc[:, 0], loc, torch.ones_like(loc), validate_args=False)
+    return closed_form(activation, mixture, bias=True)
+
+
 def _is_free(base: nn.Module) -> bool:
     # Whether no tensor of the base has a prior.
     return not getattr(base, "_pyro_samples", None)
@@ -334,5 +343,5 @@ def snefy(
         torch.Size([200])
     """
     base = as_base(base_or_dim, "snefy")
-    finds_base = learn_base and base is not base_or_dim and bool(base.event_shape)
+    finds_base = learn_base and base is not base_or_dim and _has_mixtures(base, activation)
     return JointSNEFY(base, hidden_dim, readout_dim, activation, learn_base, finds_base)
