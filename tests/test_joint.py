@@ -517,6 +517,8 @@ def test_a_base_is_found_for_data() -> None:
     assert isinstance(other().base, Gaussian)
     other.load_state_dict(module.state_dict())
     torch.testing.assert_close(other().log_prob(x), module().log_prob(x))
+    other.load_state_dict(other.state_dict())  # of tensors that it owns itself
+    torch.testing.assert_close(other().log_prob(x), module().log_prob(x))
     other.load_state_dict(snefy(2, 6).state_dict())
     assert isinstance(other().base, Gaussian)
     module.initialize(torch.randn(3000, 2) + 5)

@@ -151,6 +151,13 @@ def test_validation_may_be_data() -> None:
     assert -likelihood(given).log_prob(other).mean().item() <= history.validation_nll[0] + 1e-4
 
 
+def test_validation_may_have_gaps() -> None:
+    x = torch.randn(300, 2)
+    other = torch.where(torch.rand(100, 2) < 0.3, torch.nan, torch.randn(100, 2))
+    history = fit(snefy(2, 6).initialize(x), x, validation=other, max_epochs=2, progress=False)
+    assert all(math.isfinite(value) for value in history.validation_nll)
+
+
 def test_callback() -> None:
     seen: list[tuple[int, int, float]] = []
 
@@ -376,6 +383,13 @@ def _work(rank: int, folder: str) -> None:
     )
     module, history = _fit_family()
     torch.save({"state": module.state_dict(), "nll": history.validation_nll}, f"{folder}/{rank}.pt")
+    # Each process has rows, and first values, of its own.
+    pyro.set_rng_seed(rank)
+    x = torch.randn(400, 2) + 6 * torch.randint(2 + rank, (400, 1))
+    other = snefy(2, 6).initialize(x)
+    loader = DataLoader(TensorDataset(x), batch_size=100)
+    fit(other, loader, max_epochs=2, lr=1e-2, progress=False)
+    torch.save(other.state_dict(), f"{folder}/{rank}_loader.pt")
     torch.distributed.destroy_process_group()
     sys.stderr.flush()
 
@@ -389,6 +403,8 @@ def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
     for name, value in module.state_dict().items():
         torch.testing.assert_close(found[0]["state"][name], value, rtol=1e-7, atol=1e-7)
     np.testing.assert_allclose(found[0]["nll"], history.validation_nll, rtol=1e-7)
+    loaders = [torch.load(tmp_path / f"{rank}_loader.pt") for rank in range(PROCESSES)]
+    assert _same(*loaders)
     assert not torch.equal(start.weight, module.weight)
     assert "validation" in (tmp_path / "0.err").read_text()
     assert (tmp_path / "1.err").read_text() == ""

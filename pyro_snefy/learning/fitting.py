@@ -107,7 +107,8 @@ def fit(
 
     Under ``torchrun``, or in a default process group, every process is given the same rows, takes
     its share of each batch, and adds its gradient to the others. A ``DataLoader`` is each process's
-    own. The first process shows progress, calls the callback and writes the checkpoint.
+    own, with as many batches as the others have. The first process shows progress, calls the
+    callback and writes the checkpoint.
 
     Arguments:
         module: A module that returns a distribution when it is called, with contexts if there are
@@ -219,14 +220,17 @@ class _Run:
         saved: Any = None if path is None else read_checkpoint(path, self.expected)
         if saved is not None:
             module.load_state_dict(saved["module"])
-        group.broadcast([*module.parameters(), *module.buffers()])
+        if group.size > 1:
+            # A state, because first values may differ in the size of a mixture, too.
+            module.load_state_dict(group.share(module.state_dict()))
         self.held_out = data.held_out
         self.source: Memory | Loader
         if isinstance(data.rows, DataLoader):
             self.source = Loader(data.rows, data.share, data.like, group)
             self.rows = None
             self.partial = None  # each batch is looked at
-            self.held_out = self.source.held_out() if self.held_out is None else self.held_out
+            if self.held_out is None:
+                self.held_out = group.share(self.source.held_out())
         else:
             self.rows = data.rows
             self.partial = bool(data.rows.x.isnan().any())
@@ -344,7 +348,7 @@ class _Run:
         self.model.eval()
         size, group = 4 * self.settings.batch_size, self.group
         values = torch.zeros(len(rows), dtype=torch.float64, device=rows.x.device)
-        partial = bool(rows.x.isnan().any()) if self.partial is None else self.partial
+        partial = bool(self.partial) or bool(rows.x.isnan().any())
         for k, some in enumerate(rows.split(size)):
             if k % group.size == group.rank:
                 log_prob = self.model.distribution(some.context, partial).log_prob(some.x)

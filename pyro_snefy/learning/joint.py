@@ -174,14 +174,17 @@ class JointSNEFY(FamilyModule):
 
     def _replace_base(self, base: Base) -> None:
         # A base of another type or size takes the place of the present one.
-        shapes = [[value.shape for _, value in one.tensors()] for one in (base, self.base())]
-        if type(base) is type(self.base()) and shapes[0] == shapes[1]:
+        if self._has_base_like(base):
             self.base.set(base)
             return
         module: nn.Module = BaseModule(base, self.learn_base)
         if isinstance(self.base, PyroModule):
             to_pyro_module_(module)
         self.base = module
+
+    def _has_base_like(self, base: Base) -> bool:
+        shapes = [[value.shape for _, value in one.tensors()] for one in (base, self.base())]
+        return type(base) is type(self.base()) and shapes[0] == shapes[1]
 
     def _set_units(self, loc: Tensor | None, scale: Tensor | None) -> None:
         self.register_buffer("loc", loc)
@@ -302,7 +305,9 @@ def _take_state(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any)
         loc = like.new_zeros(loc.shape)
         scale = torch.ones_like(loc)
         base = Gaussian(loc, scale) if loc.dim() == 1 else GaussianMixture(loc[:, 0], loc, scale)
-        module._replace_base(base)
+        # The values of a base of the right size may be the values of the state: leave them alone.
+        if not module._has_base_like(base):
+            module._replace_base(base)
     units = [state.get(f"{prefix}{name}") for name in ("loc", "scale")]
     module._set_units(*(None if x is None else like.new_empty(x.shape) for x in units))
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,6 +31,14 @@ class Processes:
         if self.size > 1:
             for x in tensors:
                 dist.broadcast(x.detach(), 0)
+
+    def share(self, value: Any) -> Any:
+        """The object of the first process."""
+        if self.size == 1:
+            return value
+        found = [value]
+        dist.broadcast_object_list(found, 0)
+        return found[0]
 
 
 @contextmanager

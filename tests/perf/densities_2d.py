@@ -28,6 +28,22 @@ first seed, and was not finite or far off in four of the nine runs.
 These sets are mixtures of normal laws, or close to it: the mixture that the family starts from is
 most of the result, and a mixture with full covariances is as good by itself.
 
+``snefy(2)`` without a setting, 20,000 rows to learn from, nats above the truth on 20,000 other rows
+after ``initialize`` and after ``fit``, one seed, and seconds of CPU time on a busy machine:
+
+============ ====== ====== ======= =======
+set           start    fit s start   s fit
+============ ====== ====== ======= =======
+moons        0.0054 0.0075     0.9    14.5
+circles      0.0025 0.0025     0.3     8.6
+rings        0.0127 0.0096     1.3    15.5
+pinwheel     0.0225 0.0159     1.6    22.0
+checkerboard 0.0893 0.0760     2.1    27.2
+spirals      0.0199 0.0158     1.9    26.9
+============ ====== ====== ======= =======
+
+Mixtures of normal laws times 50 waves have no edges: the checkerboard stays behind.
+
 Run as ``python -m tests.perf.densities_2d``, or ``python -m tests.perf.densities_2d couplings``
 for affine couplings on top of a family and of a normal law, or ``python -m
 tests.perf.densities_2d defaults`` for ``snefy(2)`` without a setting on six sets, each with 20,000
