@@ -29,18 +29,19 @@ These sets are mixtures of normal laws, or close to it: the mixture that the fam
 most of the result, and a mixture with full covariances is as good by itself.
 
 ``snefy(2)`` without a setting, 20,000 rows to learn from, nats above the truth on 20,000 other rows
-after ``initialize`` and after ``fit``, one seed, and seconds of CPU time on a busy machine:
+after ``initialize`` and after ``fit``, two seeds on one draw of the data, and seconds of CPU time on
+one core of a busy machine, the larger of two:
 
-============ ====== ====== ======= =======
-set           start    fit s start   s fit
-============ ====== ====== ======= =======
-moons        0.0054 0.0075     0.9    14.5
-circles      0.0025 0.0025     0.3     8.6
-rings        0.0127 0.0096     1.3    15.5
-pinwheel     0.0225 0.0159     1.6    22.0
-checkerboard 0.0893 0.0760     2.1    27.2
-spirals      0.0199 0.0158     1.9    26.9
-============ ====== ====== ======= =======
+============ ============= ============= ======= =======
+set                  start           fit s start   s fit
+============ ============= ============= ======= =======
+moons        0.0054 0.0051 0.0075 0.0091     1.0    16.4
+circles      0.0025 0.0025 0.0025 0.0025     0.3    10.2
+rings        0.0127 0.0134 0.0096 0.0127     1.5    17.0
+pinwheel     0.0225 0.0181 0.0159 0.0166     2.0    28.5
+checkerboard 0.0893 0.0925 0.0760 0.0846     2.7    27.2
+spirals      0.0199 0.0171 0.0158 0.0149     1.8    26.9
+============ ============= ============= ======= =======
 
 Mixtures of normal laws times 50 waves have no edges: the checkerboard stays behind.
 
