@@ -29,8 +29,8 @@ These sets are mixtures of normal laws, or close to it: the mixture that the fam
 most of the result, and a mixture with full covariances is as good by itself.
 
 ``snefy(2)`` without a setting, 20,000 rows to learn from, nats above the truth on 20,000 other rows
-after ``initialize`` and after ``fit``, two seeds on one draw of the data, and seconds of CPU time on
-one core of a busy machine, the larger of two:
+after ``initialize`` and after ``fit``, two seeds on one draw of the data, and seconds of CPU time
+on one core of a busy machine, the larger of two:
 
 ============ ============= ============= ======= =======
 set                  start           fit s start   s fit
