@@ -45,7 +45,8 @@ spirals      0.0199 0.0171 0.0158 0.0149     1.8    26.9
 
 The default learning rate, epochs and the largest mixture were chosen by test figures on the same
 draw, among about five settings, so that these figures are slightly too good: on other draws,
-``defaults`` below gave up to 0.0086 on circles, 0.0106 on rings and 0.0195 on one pinwheel. Mixtures of normal laws times 50 waves have no edges: the checkerboard stays behind.
+``defaults`` below gave up to 0.0086 on circles, 0.0106 on rings and 0.0195 on one pinwheel.
+Mixtures of normal laws times 50 waves have no edges: the checkerboard stays behind.
 
 Run as ``python -m tests.perf.densities_2d``, or ``python -m tests.perf.densities_2d couplings``
 for affine couplings on top of a family and of a normal law, or ``python -m
