@@ -13,6 +13,7 @@ __all__ = [
     "conditional_snefy",
     "divergences",
     "fit",
+    "fit_readout",
     "kernels",
     "mixture",
     "point_process",
@@ -32,6 +33,7 @@ from .learning import (
     ReadoutHead,
     conditional_snefy,
     fit,
+    fit_readout,
     point_process,
     snefy,
 )

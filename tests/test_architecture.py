@@ -60,6 +60,7 @@ PUBLIC = {
     "partially_observed",
     "posterior",
     "readout",
+    "readout_gap",
     "weight",
 }
 

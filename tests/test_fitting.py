@@ -67,7 +67,8 @@ def test_recovers_a_density(missing: float) -> None:
     """The divergence from the truth is below 0.06 nats, from complete rows or others."""
     x, law = _clusters(5000)
     x = torch.where(torch.rand_like(x) < missing, torch.nan, x)
-    module = snefy(2, 40, 4).initialize(x)
+    normal = Gaussian(torch.zeros(2), torch.ones(2))
+    module = snefy(normal, 40, 4).initialize(x)
     history = fit(module, x, max_epochs=12, lr=4e-2, progress=False)
     test, _ = _clusters(20_000)
     with torch.no_grad():

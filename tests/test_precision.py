@@ -51,7 +51,7 @@ MODULES: dict[str, Callable[[], tuple[nn.Module, Tensor, Tensor | None]]] = {
     "mixture": lambda: (snefy(_mixture(), 8, 2), 1 + 2 * torch.randn(400, 2), None),
     "sphere": lambda: (snefy(UniformSphere(3), 6, activation=Exp()), _sphere(400), None),
     "family": lambda: (
-        snefy(NormalFamily(2), 6, activation=Exp(0.5)),
+        snefy(NormalFamily(2), 6, 1, activation=Exp(0.5)),
         1 + 2 * torch.randn(400, 2),
         None,
     ),

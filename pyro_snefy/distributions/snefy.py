@@ -23,6 +23,7 @@ from ..operations.marginals import check_dims, marginal
 from ..operations.moments import check_finite, moments
 from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
+from ..operations.readout import readout_gap
 from ..operations.transforms import characteristic, fisher_information, log_generating
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .censored import Censored
@@ -31,6 +32,7 @@ from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
     check_box,
+    check_events,
     check_expansion,
     check_normalizer,
     check_one_coordinate,
@@ -589,6 +591,33 @@ class SNEFY(TorchDistribution):
         """
         value = fisher_information(self._network.to(torch.float64)).to(self.weight.dtype)
         return value.expand(self.batch_shape + value.shape[-2:])
+
+    def readout_gap(self, x: Tensor) -> Tensor:
+        r"""How much more likely the best readout would make some events, at most.
+
+        .. math:: \max_{M \succeq 0} \frac{1}{N} \sum_i \log p_M(x_i)
+            - \frac{1}{N} \sum_i \log p(x_i) \leq \log \lambda_{\max}(R)
+
+        Weights, biases and base stay as they are, and readouts of any number of rows are compared.
+        The bound is in nats per event. It is zero for the best readout, see
+        :func:`~pyro_snefy.fit_readout`. Directions of the kernel with eigenvalues below 1e-10 of
+        the largest are left out.
+
+        Arguments:
+            x: Events, with shape :math:`(N, *, \text{event})`, where :math:`(*)` is the batch
+                shape.
+
+        Returns:
+            The bounds, with the batch shape.
+
+        Example:
+            >>> d = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(1, 8))
+            >>> d.readout_gap(torch.randn(100, 2)).shape
+            torch.Size([])
+        """
+        check_events(x, self.batch_shape, self.base)
+        shape = x.shape[:1] + self.batch_shape + self.event_shape
+        return readout_gap(self._network, x.expand(shape)).to(self.weight.dtype)
 
     @property
     def mean(self) -> Tensor:

@@ -3,6 +3,7 @@ r"""Checks of the arguments of a squared neural family."""
 __all__ = [
     "check_bounds",
     "check_box",
+    "check_events",
     "check_expansion",
     "check_gram",
     "check_normalizer",
@@ -231,3 +232,16 @@ def check_bounds(
     if not bool((found[0] < found[1]).all()):
         raise ValueError(f"{caller}: expected low < high, got low {low} and high {high}.")
     return found[0], found[1]
+
+
+def check_events(x: Tensor, batch_shape: Size, base: Base) -> None:
+    """Checks that x holds events of the support, along its first dimension, for each batch."""
+    names = ("N", *map(str, batch_shape), *map(str, base.event_shape))
+    shape = batch_shape + base.event_shape
+    pairs = zip(x.shape[1:], shape, strict=False)
+    if x.dim() != len(shape) + 1 or not len(x) or any(own not in (1, n) for own, n in pairs):
+        raise ValueError(
+            f"SNEFY: expected x with shape ({', '.join(names)}) and N >= 1, got {tuple(x.shape)}."
+        )
+    if not base.contains(x).all():
+        raise ValueError(f"SNEFY: expected x in the support {base.support}, got {x}.")

@@ -12,6 +12,7 @@ __all__ = [
     "ReadoutHead",
     "conditional_snefy",
     "fit",
+    "fit_readout",
     "point_process",
     "snefy",
 ]
@@ -21,3 +22,4 @@ from .fitting import History, fit
 from .heads import Bias, Head, LocationScale, ReadoutHead
 from .joint import JointSNEFY, snefy
 from .point_process import ConditionalPointProcess, PointProcess, point_process
+from .readout import fit_readout

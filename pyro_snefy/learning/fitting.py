@@ -1,13 +1,15 @@
-r"""Maximum likelihood by SVI, with minibatches, validation and early stopping."""
+r"""Maximum likelihood by SVI, with minibatches, validation, early stopping and checkpoints."""
 
 __all__ = ["History", "fit"]
 
 import inspect
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import repeat
-from typing import Any
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyro
 import torch
@@ -15,10 +17,18 @@ from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from ..activations import Exp
+from .checkpoints import random_state, read_checkpoint, set_random_state, write_checkpoint
+from .history import History
+from .joint import JointSNEFY
+from .parallel import Processes, processes
 from .parameters import check_sizes
 from .point_process import fits_processes
+from .rows import Loader, Memory, Rows, as_tensor, random_order
+from .statistics import spread
 
 # The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
 # poor in the first steps.
@@ -26,65 +36,25 @@ _WARM_UP = 0.02
 # The largest norm of the gradient of a mean log-likelihood. Longer gradients are scaled to this
 # norm, so that one outlier cannot move the parameters far.
 _CLIP = 10.0
+# A validation row counts for at most these nats above the median, or ten times the distance from
+# the median to the 90th percentile. Rows of a law that fits exceed it once in 500,000.
+_BOUND, _REACH = 20.0, 10.0
+_FAR = 10.0  # nats per coordinate above a normal law: a start that should have seen the data
+_SOLVED = 50_000  # rows at most for the convex fit at the end
 
-_Rows = tuple[Tensor, Tensor | None]
-
-
-@dataclass
-class History:
-    r"""The course of a fit.
-
-    Arguments:
-        train_nll: The mean negative log-likelihood of the training rows, averaged over each epoch.
-        validation_nll: The mean negative log-likelihood of the validation rows, after each epoch.
-            It is empty if there are no validation rows.
-        best_epoch: The epoch whose parameters were kept, counted from 0.
-        kept_start: Whether the parameters before the first epoch were better than after all
-            epochs, and were kept instead.
-        interrupted: Whether Ctrl-C ended the fit.
-
-    Example:
-        >>> History(train_nll=[1.5, 1.2], validation_nll=[1.6, 1.4], best_epoch=1).best_epoch
-        1
-    """
-
-    train_nll: list[float] = field(default_factory=list)
-    validation_nll: list[float] = field(default_factory=list)
-    best_epoch: int | None = None
-    interrupted: bool = False
-    kept_start: bool = False
-
-    def plot(self, ax: Any = None) -> Any:
-        """Draws the curves with matplotlib, and returns the axes.
-
-        Arguments:
-            ax: The axes to draw in. If None, new ones.
-        """
-        if ax is None:
-            import matplotlib.pyplot as plt
-
-            _, ax = plt.subplots()
-        ax.plot(range(1, len(self.train_nll) + 1), self.train_nll, label="train")
-        if self.validation_nll:
-            epochs = range(1, len(self.validation_nll) + 1)
-            ax.plot(epochs, self.validation_nll, label="validation")
-        if self.best_epoch is not None and not self.kept_start:
-            ax.axvline(self.best_epoch + 1, ls=":", c="grey", label="kept")
-        ax.set(xlabel="epoch", ylabel="negative log-likelihood (nats)")
-        ax.legend(frameon=False)
-        return ax
+Data = Any  # a Tensor, an array or a data frame
 
 
 class _Likelihood(nn.Module):
-    r"""A Pyro model of independent rows. Its ELBO is the mean log-likelihood of the rows."""
+    r"""A Pyro model of independent rows. Its ELBO is a weighted log-likelihood of the rows."""
 
-    def __init__(self, module: nn.Module, partial: bool) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module, self.partial = module, partial
+        self.module = module
 
-    def distribution(self, context: Tensor | None) -> Any:
+    def distribution(self, context: Tensor | None, partial: bool) -> Any:
         distribution = self.module() if context is None else self.module(context)
-        if not self.partial or not distribution.event_shape:
+        if not partial or not distribution.event_shape:
             return distribution
         if not hasattr(distribution, "partially_observed"):
             raise ValueError(
@@ -93,58 +63,85 @@ class _Likelihood(nn.Module):
             )
         return distribution.partially_observed()
 
-    def forward(self, x: Tensor, context: Tensor | None) -> None:
-        distribution = self.distribution(context)
-        with pyro.plate("rows", len(x), dim=-1), pyro.poutine.scale(scale=1 / len(x)):
-            pyro.sample("x", distribution, obs=x)
+    def forward(self, rows: Rows, partial: bool, scale: Tensor | float) -> None:
+        distribution = self.distribution(rows.context, partial)
+        with pyro.plate("rows", len(rows), dim=-1), pyro.poutine.scale(scale=scale):
+            pyro.sample("x", distribution, obs=rows.x)
 
 
 class _NoLatents(nn.Module):
     r"""The guide of a model without latent variables."""
 
-    def forward(self, x: Tensor, context: Tensor | None) -> None:
+    def forward(self, *_: Any) -> None:
         pass
 
 
 @fits_processes
 def fit(
     module: nn.Module,
-    x: Tensor,
-    context: Tensor | None = None,
+    x: Data | DataLoader,
+    context: Data | None = None,
     *,
-    max_epochs: int = 200,
-    batch_size: int = 256,
-    lr: float = 5e-3,
-    validation: float = 0.1,
+    weights: Data | None = None,
+    max_epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    validation: float | Data | tuple[Data, Data] = 0.1,
     patience: int = 30,
     progress: bool = True,
+    callback: Callable[[int, History], object] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> History:
     r"""Fits a module by maximum likelihood.
 
-    .. math:: \max_\theta \sum_i \log p_\theta(x_i | c_i)
+    .. math:: \max_\theta \sum_i w_i \log p_\theta(x_i | c_i)
 
     Optimisation is Pyro's SVI with Adam (Kingma and Ba, arXiv:1412.6980). The learning rate rises
     for 2 % of the steps, and then falls to zero along a cosine. Gradients with a norm above 10 are
     scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
-    the parameters that it started from if no epoch is better.
+    the parameters that it started from if no epoch is better. A family without a context then
+    gets the most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation rows are
+    more likely with it.
+
+    Epochs are compared by the mean negative log-likelihood of the validation rows. A row that is
+    more than :math:`\max(20, 10 (q_{90} - q_{50}))` nats above their median :math:`q_{50}` counts
+    as if it were there, so that one extreme row cannot decide; a warning names such rows.
+
+    Under ``torchrun``, or in a default process group, every process is given the same rows, takes
+    its share of each batch, and adds its gradient to the others. A ``DataLoader`` is each process's
+    own, with as many batches as the others have. The first process shows progress, calls the
+    callback and writes the checkpoint.
 
     Arguments:
         module: A module that returns a distribution when it is called, with contexts if there are
             any: a :func:`~pyro_snefy.snefy`, a :func:`~pyro_snefy.conditional_snefy`, a
             :func:`~pyro_snefy.point_process`, or a module of your own, with transforms on top for
             example.
-        x: The events, with shape :math:`(N, \text{event})`. NaN marks a coordinate that is not
-            observed, if the distribution has a method ``partially_observed``.
+        x: The events, with shape :math:`(N, \text{event})`: a Tensor, a NumPy array or a pandas
+            frame, in any floating point dtype. NaN marks a coordinate that is not observed, if the
+            distribution has a method ``partially_observed``. Or a
+            :class:`torch.utils.data.DataLoader` of batches ``x`` or ``(x, context)``.
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
+        weights: The weight of each row, with shape :math:`(N,)`, up to a factor.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
-            last of them.
-        batch_size: The number of rows in a step.
-        lr: The highest learning rate. Families without a context learn well with up to 0.03, and
-            large networks with about 0.003.
-        validation: The share of rows, drawn at random, that are held out to choose the best epoch.
-            With 0, the last epoch is kept unless the rows are less likely than at the start.
+            last of them. None stands for 200, and for 60 to 400 with :func:`~pyro_snefy.snefy`,
+            the more the fewer rows there are.
+        batch_size: The number of rows in a step. None stands for 256, and for 256 to 1024 with
+            :func:`~pyro_snefy.snefy`, the more the more rows there are. It has no meaning with a
+            ``DataLoader``.
+        lr: The highest learning rate. None stands for 0.005, and for 0.02 with
+            :func:`~pyro_snefy.snefy`. Large networks learn well with about 0.003.
+        validation: The share of rows that are held out to choose the best epoch, or other events
+            ``x`` or ``(x, context)`` for it. The rows are drawn at random, and are the same in each
+            fit of as many rows: :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits the
+            mixture that it finds, and the readout, to other rows. With 0, the last epoch is kept
+            unless the rows are less likely than at the start.
         patience: The fit stops after this many epochs without a better validation value.
         progress: Whether to show a progress bar.
+        callback: A function of the epoch, counted from 0, and of the history, called after each
+            epoch: ``lambda epoch, history: history.plot(ax)``, for example.
+        checkpoint: A file that is written after each epoch. If the file exists, the fit goes on
+            from it, and ends with the parameters that it would have ended with without a break.
 
     Returns:
         The history of the fit. After Ctrl-C, it ends with the epoch that was interrupted.
@@ -160,75 +157,350 @@ def fit(
         >>> len(history.validation_nll)
         3
     """
-    _check(module, x, context, lr, validation)
-    check_sizes("fit", max_epochs=max_epochs, batch_size=batch_size, patience=patience)
-    max_epochs, batch_size, patience = int(max_epochs), int(batch_size), int(patience)
-    x, context = x.detach(), None if context is None else context.detach()
-    model = _Likelihood(module, partial=bool(x.isnan().any()))
-    train, held_out = _split(x, context, validation)
-    judges = train if held_out is None else held_out
-    steps = -(-len(train[0]) // batch_size)
-    total = steps * max_epochs
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    fused = all(p.is_floating_point() for p in parameters)  # complex parameters cannot be fused
-    optimizer = torch.optim.Adam(parameters, lr=lr, fused=fused)
-    schedule = LambdaLR(optimizer, _Schedule(total))
-    elbo = Trace_ELBO()(model, _NoLatents())
-    history, was_training = History(), module.training
+    _check_module(module)
+    like = next(p for p in module.parameters() if p.requires_grad)
+    with processes(like.device) as group:
+        data = _data(module, x, context, weights, validation, like)
+        settings = _settings(module, data.size, max_epochs, batch_size, lr, patience)
+        run = _Run(module, data, settings, group, Path(checkpoint) if checkpoint else None)
+        return run(progress and group.rank == 0, callback)
 
-    def finish_epoch(losses: list[Tensor], epoch: int) -> None:
+
+class _Settings(NamedTuple):
+    max_epochs: int
+    batch_size: int
+    lr: float
+    patience: int
+
+
+class _Data(NamedTuple):
+    rows: Rows | DataLoader
+    share: float  # of the rows that are held out
+    held_out: Rows | None  # rows that were given to validate
+    like: Tensor  # on the device and in the dtype of the module
+    size: int | None  # the number of rows, if it is known
+
+
+def _settings(
+    module: nn.Module,
+    count: int | None,
+    max_epochs: int | None,
+    batch_size: int | None,
+    lr: float | None,
+    patience: int,
+) -> _Settings:
+    joint = isinstance(module, JointSNEFY)
+    if batch_size is None:
+        batch_size = min(max(256, (count or 0) // 20), 1024) if joint else 256
+    check_sizes("fit", batch_size=batch_size, patience=patience)
+    if max_epochs is None:
+        # About 1200 steps for few rows.
+        steps = 20 if count is None else -(-count // batch_size)
+        max_epochs = min(max(60, 1200 // steps), 400) if joint else 200
+    check_sizes("fit", max_epochs=max_epochs)
+    if lr is None:
+        lr = 2e-2 if joint else 5e-3
+    if not (math.isfinite(lr) and lr > 0):
+        raise ValueError(f"fit: expected a finite lr > 0, got {lr!r}.")
+    return _Settings(int(max_epochs), int(batch_size), float(lr), int(patience))
+
+
+class _Run:
+    r"""One fit: what it trains, on which batches, and what it has found so far."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        data: _Data,
+        settings: _Settings,
+        group: Processes,
+        path: Path | None,
+    ) -> None:
+        self.module, self.settings, self.group, self.path = module, settings, group, path
+        self.model = _Likelihood(module)
+        self.numbers: Tensor | None = None  # of the validation rows among all rows
+        self.expected = {**settings._asdict(), "rows": data.size, "data": _checksum(data)}
+        saved: Any = None if path is None else read_checkpoint(path, self.expected)
+        if saved is not None:
+            module.load_state_dict(saved["module"])
+        if group.size > 1:
+            # A state, because first values may differ in the size of a mixture, too.
+            module.load_state_dict(group.share(module.state_dict()))
+        self.held_out = data.held_out
+        self.source: Memory | Loader
+        if isinstance(data.rows, DataLoader):
+            self.source = Loader(data.rows, data.share, data.like, group)
+            self.rows = None
+            self.partial = None  # each batch is looked at
+            if self.held_out is None:
+                self.held_out = group.share(self.source.held_out())
+        else:
+            self.rows = data.rows
+            self.partial = bool(data.rows.x.isnan().any())
+            order = random_order(len(data.rows), data.rows.x.device)
+            held_out, rest = order.tensor_split([int(data.share * len(order))])
+            if len(held_out):
+                self.held_out, self.numbers = data.rows.take(held_out), held_out
+            self.source = Memory(_normalized(data.rows.take(rest)), settings.batch_size, group)
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        # Complex parameters cannot be fused.
+        fused = all(p.is_floating_point() for p in self.parameters)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr, fused=fused)
+        total = len(self.source) * settings.max_epochs
+        self.schedule = LambdaLR(self.optimizer, _Schedule(total))
+        self.history, self.first_epoch = History(), 0
+        self.saved = saved
+
+    @property
+    def judges(self) -> Rows | None:
+        """The rows that compare the start and the end."""
+        if self.held_out is not None or not isinstance(self.source, Memory):
+            return self.held_out
+        return self.source.rows
+
+    def __call__(
+        self, progress: bool, callback: Callable[[int, History], object] | None
+    ) -> History:
+        module, history, was_training = self.module, self.history, self.module.training
+        total = len(self.source) * self.settings.max_epochs
+        bar = tqdm(total=total, disable=not progress, unit="step", desc="fit")
+        elbo = Trace_ELBO()(self.model, _NoLatents())
+        # Events are checked once, and validation is off in the steps. The parameters live in the
+        # module: the scope leaves Pyro's parameter store as it was.
+        with pyro.get_param_store().scope(), bar:
+            self._check_support()
+            with pyro.validation_enabled(False):
+                best = self.best = _Best(module, self._score())
+                self._warn_of_start()
+                if self.saved is not None:
+                    self._resume()
+                    bar.update(self.first_epoch * len(self.source))
+                losses: list[Tensor] = []
+                try:
+                    for epoch in range(self.first_epoch, self.settings.max_epochs):
+                        if best.waited >= self.settings.patience:
+                            break
+                        module.train()
+                        for rows, count in self.source.batches():
+                            losses.append(self._step(elbo, rows, count))
+                            bar.update()
+                        self._finish_epoch(losses, epoch)
+                        losses = []
+                        bar.set_postfix_str(_summary(history))
+                        self._write(epoch)
+                        if callback is not None and self.group.rank == 0:
+                            callback(epoch, history)
+                except KeyboardInterrupt:
+                    history.interrupted = True
+                    if losses:
+                        self._finish_epoch(losses, len(history.train_nll))
+                finally:
+                    best.restore()
+                    if self.held_out is None and history.best_epoch is not None:
+                        best.offer_end(self._score())
+                    history.kept_start = best.values is best.first
+                    module.train(was_training)
+                self._solve_readout()
+                module.train(was_training)
+        self._warn_of_extremes()
+        return history
+
+    def _step(self, elbo: nn.Module, rows: Rows, count: int) -> Tensor:
+        # The gradient of the mean over all rows of a batch, of which this process has some.
+        self.optimizer.zero_grad()
+        loss = self.parameters[0].new_zeros(()).real
+        if len(rows):
+            partial = bool(rows.x.isnan().any()) if self.partial is None else self.partial
+            scale = 1 / count if rows.weights is None else rows.weights / count
+            total = elbo(rows, partial, scale)
+            total.backward()
+            loss = total.detach()
+        if self.group.size > 1:
+            for p in self.parameters:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            self.group.add([p.grad for p in self.parameters if p.grad is not None])
+        nn.utils.clip_grad_norm_(self.parameters, _CLIP)
+        self.optimizer.step()
+        self.schedule.step()
+        return loss
+
+    def _finish_epoch(self, losses: list[Tensor], epoch: int) -> None:
         # Losses are read once in an epoch, so that no step waits for the device.
         train_nll = torch.stack(losses)
-        _check_finite(train_nll, f"step {{}} of epoch {epoch + 1}", lr)
+        self.group.add([train_nll])
+        _check_finite(train_nll, f"step {{}} of epoch {epoch + 1}", self.settings.lr)
         score = None
-        if held_out is None:
+        if self.held_out is None:
             # No loss has been computed after the last step: check the parameters themselves.
-            sizes = torch.stack([p.detach().abs().amax() for p in parameters])
-            _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", lr)
+            sizes = torch.stack([p.detach().abs().amax() for p in self.parameters])
+            _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", self.settings.lr)
         else:
-            score = _evaluate(model, held_out, batch_size)
-            _check_finite(score, f"validation after epoch {epoch + 1}", lr)
-            history.validation_nll.append(score.item())
-        history.train_nll.append(train_nll.mean().item())
-        if best.offer(None if score is None else score.item()):
-            history.best_epoch = epoch
+            score = self._score()
+            value = torch.tensor(score.value, device=self.parameters[0].device)
+            _check_finite(value, f"validation after epoch {epoch + 1}", self.settings.lr)
+            self.history.validation_nll.append(score.value)
+        self.history.train_nll.append(train_nll.mean().item())
+        if self.best.offer(score):
+            self.history.best_epoch = epoch
 
-    bar = tqdm(total=total, disable=not progress, unit="step", desc="fit")
-    # Events are checked once, and validation is off in the steps. The parameters live in the
-    # module: the scope leaves Pyro's parameter store as it was.
-    with pyro.get_param_store().scope(), bar:
-        _check_support(model, x, context, batch_size)
-        with pyro.validation_enabled(False):
-            losses: list[Tensor] = []
-            best = _Best(module, _evaluate(model, judges, batch_size).item())
-            try:
-                for epoch in range(max_epochs):
-                    module.train()
-                    for rows in _batches(train, batch_size, shuffle=True):
-                        optimizer.zero_grad()
-                        loss = elbo(*rows)
-                        loss.backward()
-                        nn.utils.clip_grad_norm_(parameters, _CLIP)
-                        optimizer.step()
-                        schedule.step()
-                        losses.append(loss.detach())
-                        bar.update()
-                    finish_epoch(losses, epoch)
-                    losses = []
-                    bar.set_postfix_str(_summary(history))
-                    if best.waited >= patience:
-                        break
-            except KeyboardInterrupt:
-                history.interrupted = True
-                if losses:
-                    finish_epoch(losses, len(history.train_nll))
-            finally:
-                best.restore()
-                if held_out is None and history.best_epoch is not None:
-                    best.offer_end(_evaluate(model, judges, batch_size).item())
-                history.kept_start = best.values is best.first
-                module.train(was_training)
-    return history
+    @torch.no_grad()
+    def _score(self) -> "_Score":
+        rows = self.judges
+        if rows is None:
+            return _Score(math.inf, torch.zeros(0, device=self.parameters[0].device))
+        self.model.eval()
+        size, group = 4 * self.settings.batch_size, self.group
+        values = torch.zeros(len(rows), dtype=torch.float64, device=rows.x.device)
+        partial = bool(self.partial) or bool(rows.x.isnan().any())
+        for k, some in enumerate(rows.split(size)):
+            if k % group.size == group.rank:
+                log_prob = self.model.distribution(some.context, partial).log_prob(some.x)
+                values[k * size : (k + 1) * size] = -log_prob
+        group.add([values])
+        return _bounded(values, rows.weights)
+
+    def _write(self, epoch: int) -> None:
+        if self.path is None or self.group.rank:
+            return
+        state = {
+            "expected": self.expected,
+            "epoch": epoch,
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "history": asdict(self.history),
+            "best": self.best.state(),
+            "random": random_state(),
+        }
+        write_checkpoint(self.path, state)
+
+    def _resume(self) -> None:
+        saved = self.saved
+        self.first_epoch = saved["epoch"] + 1
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.schedule.load_state_dict(saved["schedule"])
+        for name, value in saved["history"].items():
+            setattr(self.history, name, value)
+        self.best.set_state(saved["best"])
+        set_random_state(saved["random"])
+
+    def _solve_readout(self) -> None:
+        # The most likely readout for the neurons that were found, if validation agrees.
+        module, rows, judges = self.module, self.rows, self.held_out
+        if not isinstance(module, JointSNEFY) or isinstance(module.activation, Exp):
+            return
+        if not module.readout.requires_grad:
+            return
+        if rows is None or judges is None or self.history.kept_start or self.history.interrupted:
+            return
+        assert isinstance(self.source, Memory)
+        train = _complete(self.source.rows).take(slice(_SOLVED))
+        judges = _complete(judges)
+        if not (len(train) and len(judges)):
+            return
+        start = _Best(module, self._score())
+        module.improve_readout(train.x, train.weights, judges.x)
+        score = self._score()
+        if score.value < start.start:
+            self.history.readout_nll, self.best.extremes = score
+        else:
+            start.restore()
+
+    def _check_support(self) -> None:
+        if self.rows is not None:
+            self._check_rows(self.rows, "x")
+        if self.held_out is not None and self.numbers is None:
+            self._check_rows(self.held_out, "x of validation")
+
+    @torch.no_grad()
+    def _check_rows(self, rows: Rows, name: str) -> None:
+        self.model.eval()
+        x, size = rows.x, 4 * self.settings.batch_size
+        partial = bool(x.isnan().any())
+        for k, some in enumerate(rows.split(size)):
+            distribution = self.model.distribution(some.context, partial)
+            if partial and not distribution.event_shape:
+                raise ValueError(
+                    f"fit: expected {name} without NaN where events are scalars, got "
+                    f"{int(x.isnan().sum())} NaN; leave these rows out."
+                )
+            if some.x.shape[1:] != distribution.event_shape:
+                expected = ", ".join(map(str, ("N", *distribution.event_shape)))
+                raise ValueError(
+                    f"fit: expected {name} with shape ({expected}), got {tuple(x.shape)}."
+                )
+            inside = distribution.support.check(some.x)
+            if not inside.all():
+                row = int(inside.int().argmin())
+                raise ValueError(
+                    f"fit: expected {name} in the support {distribution.support} of the module, "
+                    f"got {some.x[row]} in row {size * k + row}."
+                )
+
+    def _warn_of_start(self) -> None:
+        # A start that is far above a normal law with the moments of the data has not seen them.
+        judges = self.judges
+        if self.saved is not None or judges is None or not hasattr(self.module, "initialize"):
+            return
+        x = _complete(judges).x.double().reshape(-1, max(1, judges.x[0].numel()))
+        if len(x) < 2:
+            return
+        normal = (spread(x).log() + 0.5 * math.log(2 * math.pi * math.e)).sum().item()
+        if self.best.start > normal + _FAR * x.shape[-1]:
+            warnings.warn(
+                f"fit: the module starts at a negative log-likelihood of {self.best.start:.4g} per "
+                f"row, where a normal law has {normal:.4g}. Call module.initialize(...) with the "
+                "data first.",
+                stacklevel=4,
+            )
+
+    def _warn_of_extremes(self) -> None:
+        values, judges = self.best.extremes, self.held_out
+        if judges is None or not len(values) or self.group.rank:
+            return
+        numbers = values if self.numbers is None else self.numbers[values]
+        which = "validation" if self.numbers is None else "x"
+        some = ", ".join(map(str, numbers[:10].tolist())) + (", ..." if len(numbers) > 10 else "")
+        warnings.warn(
+            f"fit: {len(numbers)} validation rows are so unlikely that they count as less unlikely "
+            f"ones: rows {some} of {which}. Look whether they are errors, or use a base with "
+            "heavier tails.",
+            stacklevel=4,
+        )
+
+
+class _Score(NamedTuple):
+    value: float
+    extremes: Tensor  # the numbers of rows above the bound, the worst first
+
+
+def _bounded(values: Tensor, weights: Tensor | None) -> _Score:
+    r"""The weighted mean of values that are cut at max(20, 10 (q90 - q50)) above their median."""
+    ordered = values.sort().values
+    middle, high = ordered[len(values) // 2], ordered[int(0.9 * (len(values) - 1))]
+    bound = middle + torch.clamp(_REACH * (high - middle), min=_BOUND)
+    weights = torch.ones_like(values) if weights is None else weights.to(values.dtype)
+    mean = (torch.minimum(values, bound) * weights).sum() / weights.sum()
+    above = (values > bound).nonzero().squeeze(-1)
+    return _Score(mean.item(), above[values[above].argsort(descending=True)])
+
+
+def _normalized(rows: Rows) -> Rows:
+    # Weights with the mean one, so that learning rates and gradients have their usual sizes.
+    if rows.weights is None:
+        return rows
+    return Rows(rows.x, rows.context, rows.weights / rows.weights.mean())
+
+
+def _complete(rows: Rows) -> Rows:
+    return rows.take(~rows.x.reshape(len(rows), -1).isnan().any(-1))
+
+
+def _checksum(data: _Data) -> float | None:
+    if isinstance(data.rows, DataLoader):
+        return None
+    parts = [data.rows.x, data.rows.context, data.rows.weights]
+    return sum(x.double().nansum().item() for x in parts if x is not None)
 
 
 class _Schedule:
@@ -246,32 +518,34 @@ class _Schedule:
 class _Best:
     r"""A copy of the parameters and buffers of a module at its lowest score, the start included."""
 
-    def __init__(self, module: nn.Module, score: float) -> None:
+    def __init__(self, module: nn.Module, score: _Score) -> None:
         self.tensors = [*module.parameters(), *module.buffers()]
-        self.start = score if math.isfinite(score) else math.inf
+        self.start = score.value if math.isfinite(score.value) else math.inf
         self.lowest, self.waited = math.inf, 0  # of the epochs: patience is not about the start
         self.values = self.first = self._copies()
+        self.extremes = score.extremes
 
     @torch.no_grad()
     def _copies(self) -> list[Tensor]:
         return [tensor.clone() for tensor in self.tensors]
 
-    def offer(self, score: float | None) -> bool:
+    def offer(self, score: _Score | None) -> bool:
         """Whether a score is the lowest of the epochs so far, or None.
 
         The present values are kept if the score is lower than at the start, too.
         """
-        if score is not None and score >= self.lowest:
+        if score is not None and score.value >= self.lowest:
             self.waited += 1
             return False
-        self.lowest, self.waited = math.inf if score is None else score, 0
-        if score is None or score < self.start:
+        self.lowest, self.waited = math.inf if score is None else score.value, 0
+        if score is None or score.value < self.start:
             self.values = self._copies()
+            self.extremes = self.extremes if score is None else score.extremes
         return True
 
-    def offer_end(self, score: float) -> None:
+    def offer_end(self, score: _Score) -> None:
         """Goes back to the start if the score of the end is higher."""
-        if not score <= self.start:
+        if not score.value <= self.start:
             self.values = self.first
             self.restore()
 
@@ -281,31 +555,18 @@ class _Best:
         for tensor, value in zip(self.tensors, self.values, strict=True):
             tensor.copy_(value)
 
+    def state(self) -> dict[str, Any]:
+        """Everything but the module, for a checkpoint."""
+        names = ("start", "lowest", "waited", "first", "extremes")
+        other = None if self.values is self.first else self.values
+        return {"values": other, **{name: getattr(self, name) for name in names}}
 
-def _batches(rows: _Rows, size: int, shuffle: bool = False) -> Iterator[_Rows]:
-    x, context = rows
-    if shuffle:
-        pieces = torch.randperm(len(x), device=x.device).split(size)
-        return ((x[i], None if context is None else context[i]) for i in pieces)
-    contexts = repeat(None) if context is None else context.split(size)
-    return zip(x.split(size), contexts, strict=False)
-
-
-def _split(x: Tensor, context: Tensor | None, validation: float) -> tuple[_Rows, _Rows | None]:
-    order = torch.randperm(len(x), device=x.device)
-    held_out, rest = order.tensor_split([int(validation * len(x))])
-    train, other = ((x[i], None if context is None else context[i]) for i in (rest, held_out))
-    return train, other if len(held_out) else None
-
-
-@torch.no_grad()
-def _evaluate(model: _Likelihood, rows: _Rows, batch_size: int) -> Tensor:
-    model.eval()
-    total = [
-        -model.distribution(context).log_prob(x).sum()
-        for x, context in _batches(rows, 4 * batch_size)
-    ]
-    return torch.stack(total).sum() / len(rows[0])
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes back to what :meth:`state` returned."""
+        values = state.pop("values")
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.values = self.first if values is None else values
 
 
 def _summary(history: History) -> str:
@@ -329,53 +590,78 @@ def _check_finite(values: Tensor, where: str, lr: float) -> None:
     )
 
 
-@torch.no_grad()
-def _check_support(model: _Likelihood, x: Tensor, context: Tensor | None, batch_size: int) -> None:
-    model.eval()
-    for k, (rows, given) in enumerate(_batches((x, context), 4 * batch_size)):
-        distribution = model.distribution(given)
-        if model.partial and not distribution.event_shape:
-            raise ValueError(
-                f"fit: expected x without NaN where events are scalars, got {int(x.isnan().sum())} "
-                "NaN; leave these rows out."
-            )
-        if rows.shape[1:] != distribution.event_shape:
-            expected = ", ".join(map(str, ("N", *distribution.event_shape)))
-            raise ValueError(f"fit: expected x with shape ({expected}), got {tuple(x.shape)}.")
-        inside = distribution.support.check(rows)
-        if not inside.all():
-            row = int(inside.int().argmin())
-            raise ValueError(
-                f"fit: expected x in the support {distribution.support} of the module, got "
-                f"{rows[row]} in row {4 * batch_size * k + row}."
-            )
-
-
-def _check(
-    module: nn.Module, x: Tensor, context: Tensor | None, lr: float, validation: float
-) -> None:
+def _check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"fit: expected module to be a torch.nn.Module, got {module!r}.")
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(f"fit: expected a module with parameters to learn, got none in {module}.")
-    for name, value in (("x", x), ("context", context)):
-        if not (isinstance(value, Tensor) or (value is None and name == "context")):
-            raise TypeError(f"fit: expected {name} to be a Tensor, got {value!r}.")
+    for name, part in module.named_modules():
+        if isinstance(part, PyroModule) and part._pyro_samples:
+            site = ".".join(filter(None, (name, next(iter(part._pyro_samples)))))
+            raise ValueError(
+                f"fit: expected a module without priors, got one for {site}; with priors, use "
+                "SVI with an autoguide, or MCMC."
+            )
+
+
+def _data(
+    module: nn.Module,
+    x: Data | DataLoader,
+    context: Data | None,
+    weights: Data | None,
+    validation: float | Data | tuple[Data, Data],
+    like: Tensor,
+) -> _Data:
+    """The arguments of a fit as tensors of the module, checked."""
+    share, held_out = 0.0, None
+    if isinstance(validation, int | float):
+        share = float(validation)
+        if not 0 <= share < 1:
+            raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
+    else:
+        pair = validation if isinstance(validation, tuple) else (validation, None)
+        if len(pair) != 2:
+            raise ValueError(
+                f"fit: expected validation to be a share, x or (x, context), got {len(pair)} parts."
+            )
+        held_out = _rows("validation", module, pair[0], pair[1], None, like)
+    if isinstance(x, DataLoader):
+        for name, value in (("context", context), ("weights", weights)):
+            if value is not None:
+                raise ValueError(f"fit: expected no {name} beside a DataLoader, got one.")
+        return _Data(x, share, held_out, like, None)
+    rows = _rows("x", module, x, context, weights, like)
+    if not len(rows) - int(share * len(rows)):
+        raise ValueError(f"fit: expected rows to train on, got x with {len(rows)} rows.")
+    return _Data(rows, share, held_out, like, len(rows))
+
+
+def _rows(
+    name: str,
+    module: nn.Module,
+    x: Data,
+    context: Data | None,
+    weights: Data | None,
+    like: Tensor,
+) -> Rows:
+    x = as_tensor("fit", name, x, like)
+    context = None if context is None else as_tensor("fit", "context", context, like)
+    for label, value in ((name, x), ("context", context)):
         if value is not None and value.dim() < 1:
-            raise ValueError(f"fit: expected {name} with one row for each event, got shape ().")
+            raise ValueError(f"fit: expected {label} with one row for each event, got shape ().")
     if len(x) and x.isnan().all():
-        raise ValueError("fit: expected x with observed values, got NaN alone.")
-    for name, bad in (
-        ("x", x.isinf()),
+        raise ValueError(f"fit: expected {name} with observed values, got NaN alone.")
+    for label, bad in (
+        (name, x.isinf()),
         ("context", None if context is None else ~context.isfinite()),
     ):
         if bad is not None and bad.any():
             raise ValueError(
-                f"fit: expected a finite {name}, got {int(bad.sum())} values that are not."
+                f"fit: expected a finite {label}, got {int(bad.sum())} values that are not."
             )
     if context is not None and len(context) != len(x):
         raise ValueError(
-            f"fit: expected one context for each row of x, got {len(context)} and {len(x)}."
+            f"fit: expected one context for each row of {name}, got {len(context)} and {len(x)}."
         )
     try:
         inspect.signature(module.forward).bind(*(() if context is None else (context,)))
@@ -385,16 +671,12 @@ def _check(
             f"fit: expected {kind} for {type(module).__name__}, got "
             f"{'None' if context is None else tuple(context.shape)}: {error}."
         ) from None
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"fit: expected a finite lr > 0, got {lr!r}.")
-    if not 0 <= validation < 1:
-        raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
-    if int(validation * len(x)) >= len(x):
-        raise ValueError(f"fit: expected rows to train on, got x with {len(x)} rows.")
-    for name, part in module.named_modules():
-        if isinstance(part, PyroModule) and part._pyro_samples:
-            site = ".".join(filter(None, (name, next(iter(part._pyro_samples)))))
+    if weights is not None:
+        weights = as_tensor("fit", "weights", weights, like)
+        if weights.shape != x.shape[:1]:
             raise ValueError(
-                f"fit: expected a module without priors, got one for {site}; with priors, use "
-                "SVI with an autoguide, or MCMC."
+                f"fit: expected weights with shape ({len(x)},), got {tuple(weights.shape)}."
             )
+        if not (weights.isfinite().all() and (weights >= 0).all() and weights.sum() > 0):
+            raise ValueError("fit: expected weights >= 0, finite and not all zero.")
+    return Rows(x, context, weights)

@@ -42,6 +42,9 @@ from ..bases import (
     UniformAngle,
     UniformSphere,
 )
+from .mixtures import normal_mixture
+from .rows import as_tensor
+from .statistics import spread
 
 _ROWS = 10_000  # events at most: first values need no more
 _ROUNDS = 50  # of expectation maximisation: first values need not have converged
@@ -64,8 +67,7 @@ def subsample(x: Tensor) -> Tensor:
 
 def checked_events(caller: str, base: Base, x: Tensor, like: Tensor) -> Tensor:
     r"""Events in the dtype and device of a tensor; raises unless they are events of the base."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{caller}: expected x to be a Tensor, got {x!r}.")
+    x = x if isinstance(x, Tensor) else as_tensor(caller, "x", x, like)
     if x.dim() < 1 or x.shape[1:] != base.event_shape or not len(x):
         event = ", ".join(map(str, ("N", *base.event_shape)))
         raise ValueError(
@@ -193,39 +195,36 @@ def _logistic(base: Logistic, x: Tensor) -> Logistic:
 
 @fit_base.register
 def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
-    # Centres by k-means++ (Arthur and Vassilvitskii, 2007), then expectation maximisation
-    # (Dempster, Laird and Rubin, 1977).
     if base.batch_shape:
         return base
+    if base.is_concentric:
+        return _concentric(base, x)
     x = subsample(x)
-    # Far from the origin, second moments would cancel in float32.
-    middle = x.mean(0)
-    x = x - middle
     count = max(base.logits.shape[-1], *base.gaussians.batch_shape[-1:])
-    floor = 1e-6 * spread(x).square()
-    loc, distance = x[:1], x.new_full((len(x),), torch.inf)
-    for _ in range(1, count):
-        distance = torch.minimum(distance, (x - loc[-1]).square().sum(-1))
-        loc = torch.cat([loc, x[torch.multinomial(distance + 1e-12 * floor.sum(), 1)]])
-    scale = (spread(x) / count ** (1 / x.shape[-1])).expand(loc.shape)
-    logits = torch.zeros_like(loc[:, 0])
-    for _ in range(_ROUNDS):
-        gaussians = Gaussian(loc, scale, validate_args=False)
-        shares = (logits + gaussians.log_density(x.unsqueeze(-2))).softmax(-1)  # (N, K)
-        # 1e-3 of an event at the present location keeps a component without events finite.
-        mass = shares.sum(0) + 1e-3
-        loc = (shares.mT @ x + 1e-3 * loc) / mass.unsqueeze(-1)
-        # About the own location of a component, whose scale may be far below the distance of two.
-        square = torch.einsum("nk,nkd->kd", shares, (x.unsqueeze(-2) - loc).square())
-        scale = ((square + 1e-3 * floor) / mass.unsqueeze(-1)).clamp(min=floor).sqrt()
-        logits = mass.log()
-    logits = _shaped(logits - logits.mean(), base.logits)
-    loc = _shaped(loc + middle, base.loc)
+    found = normal_mixture(x if base.event_dim else x.unsqueeze(-1), count)
+    assert found.scale is not None
+    loc, scale = (y if base.event_dim else y.squeeze(-1) for y in (found.loc, found.scale))
+    logits, loc = _shaped(found.logits, base.logits), _shaped(loc, base.loc)
     if base.scale_tril is not None:
         tril = _shaped(torch.diag_embed(scale), base.scale_tril)
         return GaussianMixture(logits, loc, scale_tril=tril, validate_args=False)
     assert base.scale is not None
-    return GaussianMixture(logits, loc, _shaped(scale, base.scale), validate_args=False)
+    scale = _shaped(scale, base.scale)
+    return GaussianMixture(logits, loc, scale, event_dim=base.event_dim, validate_args=False)
+
+
+def _concentric(base: GaussianMixture, x: Tensor) -> GaussianMixture:
+    # The ratios of the scales stay: they say how heavy the tails are.
+    assert base.scale is not None
+    loc, scale = robust_location_scale(x)
+    ratio = base.scale / base.scale.amin(-1 - base.event_dim, keepdim=True)
+    return GaussianMixture(
+        base.logits,
+        loc.unsqueeze(-1 - base.event_dim),
+        _shaped(scale, ratio[..., :1, :] if base.event_dim else ratio[..., 0]) * ratio,
+        event_dim=base.event_dim,
+        validate_args=False,
+    )
 
 
 @fit_base.register
@@ -304,14 +303,6 @@ def _product(base: Product, x: Tensor) -> Product:
 def _standardized(base: Standardized, x: Tensor) -> Standardized:
     loc, scale = _shaped(x.mean(0), base.loc), _shaped(spread(x), base.scale)
     return Standardized(base.base, loc, scale, validate_args=False)
-
-
-def spread(x: Tensor) -> Tensor:
-    r"""The standard deviation of each coordinate where it is not NaN, and 1 if it is constant."""
-    loc = x.nanmean(0)
-    scale = (x - loc).square().nanmean(0).sqrt()
-    # The mean of equal numbers differs from them by its rounding.
-    return torch.where(scale > 4 * torch.finfo(x.dtype).eps * loc.abs(), scale, 1.0)
 
 
 def robust_location_scale(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,15 @@ __all__ = ["JointSNEFY", "snefy"]
 from typing import Any
 
 import torch
+from pyro.nn import PyroModule
+from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 
 from ..activations import Activation, Cis, Cos, Exp
-from ..bases import Base, FourierBase
+from ..bases import Base, FourierBase, Gaussian, GaussianMixture
 from ..distributions.snefy import SNEFY
 from ..kernels.registry import closed_form
+from ..operations.readout import best_readout, judged_readout
 from .initialization import (
     centred_members,
     checked_events,
@@ -18,14 +21,18 @@ from .initialization import (
     fit_base,
     random_rows,
     spread_neurons,
-    subsample,
 )
+from .mixtures import choose_base
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .rows import random_order
 from .units import location_scale, moved, to_data_units
 
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
 # breaks the symmetry between neurons, and leaves the density close to the base.
 _NOISE = 0.2
+_ROWS = 16_000  # rows at most to learn first values from
+_JUDGES = 0.2  # the share of rows that first values are compared on
+_FEWEST = 20  # rows that may judge
 
 
 class JointSNEFY(FamilyModule):
@@ -54,6 +61,8 @@ class JointSNEFY(FamilyModule):
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation :math:`\sigma`.
         learn_base: Whether the tensors of the base are learnt.
+        finds_base: Whether :meth:`initialize` may replace a normal base by a mixture of
+            normal laws.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian
@@ -73,11 +82,12 @@ class JointSNEFY(FamilyModule):
         readout_dim: int,
         activation: Activation,
         learn_base: bool,
+        finds_base: bool = False,
     ) -> None:
         super().__init__()
         check_sizes("JointSNEFY", hidden_dim=hidden_dim, readout_dim=readout_dim)
         check_family("JointSNEFY", activation, base, bias=False)
-        self.activation, self.learn_base = activation, learn_base
+        self.activation, self.learn_base, self.finds_base = activation, learn_base, finds_base
         self.base = BaseModule(base, learn_base)
         like = next((value for _, value in base.tensors()), torch.empty(()))
         self._add_weight(like.new_empty(hidden_dim, base.num_statistics))
@@ -88,7 +98,7 @@ class JointSNEFY(FamilyModule):
             # Two real parameters, because Module.double() does not convert a complex one.
             self.readout_imag = nn.Parameter(like.new_empty(readout_dim, hidden_dim))
         self._set_units(None, None)
-        self.register_load_state_dict_pre_hook(_take_units)
+        self.register_load_state_dict_pre_hook(_take_state)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -116,37 +126,65 @@ class JointSNEFY(FamilyModule):
         r"""Takes first values of the parameters from a sample of the data.
 
         If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
-        maximisation. The neurons then vary on the scale of the data, and the readout makes the
-        density close to the density of the base. With an exponential family, each squared neuron
-        becomes a member of the family instead, centred at an event. The location and the scale of
-        the events become the coordinates in which parameters are learnt.
+        maximisation. If it is left to the module, mixtures of several sizes are compared on a
+        fifth of the rows. The neurons then vary on the scale of the data, and the readout is
+        the most likely one until that fifth becomes less likely, see
+        :func:`~pyro_snefy.fit_readout`. With an exponential family, each squared neuron becomes a
+        member of the family instead, centred at an event. The location and the scale of the events
+        become the coordinates in which parameters are learnt.
 
         Arguments:
             x: Events, with shape :math:`(N, \text{event})`. Rows with NaN are dropped if enough
                 complete rows remain; else the gaps are filled by values of other rows.
         """
         base = self._data_base()
-        x = complete_rows(checked_events("JointSNEFY", base, x, self._raw_weight))
+        x = checked_events("JointSNEFY", base, x, self._raw_weight)
+        # Rows to judge by, among them the rows that a fit holds out, and rows to learn from.
+        order = random_order(len(x), x.device)
+        parts = order.tensor_split([int(_JUDGES * len(x))])
+        judges, learners = (complete_rows(x[part[:_ROWS]]) for part in parts)
+        x = complete_rows(x)
         units = location_scale(base, x, self.learn_base)
         if units is not None and not base.batch_shape and self.bias is not None:
+            self._set_units(*units)
             loc, scale = units
-            self._set_units(loc, scale)
-            x = (x - loc) / scale
             base = moved(base, -loc / scale, 1 / scale) if self.learn_base else base
-        if self.learn_base:
-            self.base.set(fit_base(base, x))
-            base = self.base()
-        x = subsample(x)
+        if self.learn_base and self.finds_base and _is_free(self.base):
+            normal = fit_base(_standard_normal(x), self._standardized(x))
+            found = choose_base(normal, self._standardized(learners), self._standardized(judges))
+            self._replace_base(found)
+        elif self.learn_base:
+            self.base.set(fit_base(base, self._standardized(x)))
+        base, u = self.base(), self._standardized(learners)
         members = None
         if isinstance(self.activation, Exp):
-            members = centred_members(base, random_rows(x, len(self._raw_weight)), x)
+            members = centred_members(base, random_rows(u, len(self._raw_weight)), u)
         if members is not None:
             self._set_members(members)
         elif "weight" in self._constraints:
             self._set_members(self._random_members())
         else:
-            self._set_neurons(base.statistic(x))
+            self._set_neurons(base.statistic(u))
+            if len(judges) >= _FEWEST:
+                self.improve_readout(learners, None, judges)
         return self
+
+    def _standardized(self, x: Tensor) -> Tensor:
+        return x if self.loc is None or self.scale is None else (x - self.loc) / self.scale
+
+    def _replace_base(self, base: Base) -> None:
+        # A base of another type or size takes the place of the present one.
+        if self._has_base_like(base):
+            self.base.set(base)
+            return
+        module: nn.Module = BaseModule(base, self.learn_base)
+        if isinstance(self.base, PyroModule):
+            to_pyro_module_(module)
+        self.base = module
+
+    def _has_base_like(self, base: Base) -> bool:
+        shapes = [[value.shape for _, value in one.tensors()] for one in (base, self.base())]
+        return type(base) is type(self.base()) and shapes[0] == shapes[1]
 
     def _set_units(self, loc: Tensor | None, scale: Tensor | None) -> None:
         self.register_buffer("loc", loc)
@@ -193,6 +231,38 @@ class JointSNEFY(FamilyModule):
         if isinstance(self.activation, Cis):
             self.readout_imag.normal_(std=_NOISE / readout.shape[-1] ** 0.5)
 
+    @torch.no_grad()
+    def solve_readout(self, x: Tensor, weights: Tensor | None, tolerance: float) -> float:
+        r"""The most likely readout for events, by convex optimisation; returns its certified gap.
+
+        Arguments:
+            x: Events without NaN, with shape :math:`(N, \text{event})`.
+            weights: The weight of each event, with shape :math:`(N,)`, or None for equal weights.
+            tolerance: The gap to reach, in nats per event.
+        """
+        found = best_readout(self()._network, x, weights, len(self.readout), tolerance)
+        self._write_readout(found.readout)
+        return float(found.gap)
+
+    @torch.no_grad()
+    def improve_readout(self, x: Tensor, weights: Tensor | None, judges: Tensor) -> None:
+        r"""A more likely readout for events, if other events are more likely with it, too.
+
+        Arguments:
+            x: Events without NaN, with shape :math:`(N, \text{event})`.
+            weights: The weight of each event, with shape :math:`(N,)`, or None for equal weights.
+            judges: The other events.
+        """
+        readout = judged_readout(self()._network, x, weights, judges)
+        if readout is not None:
+            self._write_readout(readout)
+
+    def _write_readout(self, readout: Tensor) -> None:
+        if readout.is_complex():
+            self.readout_imag.copy_(readout.imag)
+            readout = readout.real
+        self.readout.copy_(readout)
+
     def forward(self) -> SNEFY:
         """The family, built from the present values of the parameters."""
         readout: Tensor = self.readout
@@ -209,9 +279,35 @@ class JointSNEFY(FamilyModule):
         return f"{self.base()}, activation={self.activation}"
 
 
-def _take_units(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    # The buffers that a state has, before its values are copied into them.
+def _standard_normal(x: Tensor) -> Gaussian:
+    return Gaussian(torch.zeros_like(x[0]), torch.ones_like(x[0]), validate_args=False)
+
+
+def _has_mixtures(base: Base, activation: Activation) -> bool:
+    # Whether mixtures of normal laws on the same space have a closed form.
+    if not base.event_shape or not isinstance(activation, Activation):
+        return False
+    loc = torch.zeros(1, *base.event_shape)
+    mixture = GaussianMixture(loc[:, 0], loc, torch.ones_like(loc), validate_args=False)
+    return closed_form(activation, mixture, bias=True)
+
+
+def _is_free(base: nn.Module) -> bool:
+    # Whether no tensor of the base has a prior.
+    return not getattr(base, "_pyro_samples", None)
+
+
+def _take_state(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    # The buffers and the base that a state has, before its values are copied into them.
     like = next(module.parameters(), torch.empty(()))
+    loc = state.get(f"{prefix}base.loc")
+    if module.finds_base and loc is not None and loc.dim():
+        loc = like.new_zeros(loc.shape)
+        scale = torch.ones_like(loc)
+        base = Gaussian(loc, scale) if loc.dim() == 1 else GaussianMixture(loc[:, 0], loc, scale)
+        # The values of a base of the right size may be the values of the state: leave them alone.
+        if not module._has_base_like(base):
+            module._replace_base(base)
     units = [state.get(f"{prefix}{name}") for name in ("loc", "scale")]
     module._set_units(*(None if x is None else like.new_empty(x.shape) for x in units))
 
@@ -219,7 +315,7 @@ def _take_units(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any)
 def snefy(
     base_or_dim: Base | int | tuple[()],
     hidden_dim: int = 50,
-    readout_dim: int = 1,
+    readout_dim: int = 4,
     activation: Activation = Cos(),
     learn_base: bool = True,
 ) -> JointSNEFY:
@@ -231,8 +327,10 @@ def snefy(
     arXiv:2305.13552.
 
     Arguments:
-        base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of a standard normal
-            base, or ``()`` for one on the reals.
+        base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
+            for real numbers. Without a base, it is a standard normal law, which
+            :meth:`JointSNEFY.initialize` fits to data; for vectors, it may find a mixture of up to
+            96 normal laws instead.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.
@@ -250,4 +348,5 @@ def snefy(
         torch.Size([200])
     """
     base = as_base(base_or_dim, "snefy")
-    return JointSNEFY(base, hidden_dim, readout_dim, activation, learn_base)
+    finds_base = learn_base and base is not base_or_dim and _has_mixtures(base, activation)
+    return JointSNEFY(base, hidden_dim, readout_dim, activation, learn_base, finds_base)

@@ -25,7 +25,7 @@ from ..bases import (
     Standardized,
     UniformBox,
 )
-from .initialization import spread
+from .statistics import spread
 
 Units = tuple[Tensor, Tensor]
 
