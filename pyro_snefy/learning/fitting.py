@@ -6,7 +6,8 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,11 @@ _WARM_UP = 0.02
 # The largest norm of the gradient of a mean log-likelihood. Longer gradients are scaled to this
 # norm, so that one outlier cannot move the parameters far.
 _CLIP = 10.0
+# Steps at least, by default: a network learns slowly from few rows.
+_STEPS = 3000
+# Networks are judged and kept at an average of their parameters, over about this many steps: the
+# noise of minibatches averages out (Polyak and Juditsky, 1992).
+_AVERAGED = 100
 # A validation row counts for at most these nats above the median, or ten times the distance from
 # the median to the 90th percentile. Rows of a law that fits exceed it once in 500,000.
 _BOUND, _REACH = 20.0, 10.0
@@ -87,7 +93,7 @@ def fit(
     batch_size: int | None = None,
     lr: float | None = None,
     validation: float | Data | tuple[Data, Data] = 0.1,
-    patience: int = 30,
+    patience: int | None = None,
     progress: bool = True,
     callback: Callable[[int, History], object] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -124,8 +130,8 @@ def fit(
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
         weights: The weight of each row, with shape :math:`(N,)`, up to a factor.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
-            last of them. None stands for 200, and for 60 to 400 with :func:`~pyro_snefy.snefy`,
-            the more the fewer rows there are.
+            last of them. None stands for 200, and for more if they have fewer than 3,000 steps;
+            for 60 to 400 with :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
         batch_size: The number of rows in a step. None stands for 256, and for 256 to 1024 with
             :func:`~pyro_snefy.snefy`, the more the more rows there are. It has no meaning with a
             ``DataLoader``.
@@ -136,7 +142,8 @@ def fit(
             fit of as many rows: :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits the
             mixture that it finds, and the readout, to other rows. With 0, the last epoch is kept
             unless the rows are less likely than at the start.
-        patience: The fit stops after this many epochs without a better validation value.
+        patience: The fit stops after this many epochs without a better validation value. None
+            stands for 30, and for 15 % of the epochs where these are more than 200 by default.
         progress: Whether to show a progress bar.
         callback: A function of the epoch, counted from 0, and of the history, called after each
             epoch: ``lambda epoch, history: history.plot(ax)``, for example.
@@ -187,17 +194,18 @@ def _settings(
     max_epochs: int | None,
     batch_size: int | None,
     lr: float | None,
-    patience: int,
+    patience: int | None,
 ) -> _Settings:
     joint = isinstance(module, JointSNEFY)
     if batch_size is None:
         batch_size = min(max(256, (count or 0) // 20), 1024) if joint else 256
-    check_sizes("fit", batch_size=batch_size, patience=patience)
+    check_sizes("fit", batch_size=batch_size)
     if max_epochs is None:
-        # About 1200 steps for few rows.
-        steps = 20 if count is None else -(-count // batch_size)
-        max_epochs = min(max(60, 1200 // steps), 400) if joint else 200
-    check_sizes("fit", max_epochs=max_epochs)
+        steps = 20 if count is None else -(-count // batch_size)  # of an epoch
+        max_epochs = min(max(60, 1200 // steps), 400) if joint else max(200, _STEPS // steps)
+        patience = max(30, 3 * max_epochs // 20) if patience is None and not joint else patience
+    patience = 30 if patience is None else patience
+    check_sizes("fit", max_epochs=max_epochs, patience=patience)
     if lr is None:
         lr = 2e-2 if joint else 5e-3
     if not (math.isfinite(lr) and lr > 0):
@@ -248,6 +256,9 @@ class _Run:
         self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr, fused=fused)
         total = len(self.source) * settings.max_epochs
         self.schedule = LambdaLR(self.optimizer, _Schedule(total))
+        # The convex solve at the end does for the readout of a joint family what averages would.
+        span = 1 if isinstance(module, JointSNEFY) else _AVERAGED
+        self.average = _Average(self.parameters, span)
         self.history, self.first_epoch = History(), 0
         self.saved = saved
 
@@ -322,6 +333,7 @@ class _Run:
         nn.utils.clip_grad_norm_(self.parameters, _CLIP)
         self.optimizer.step()
         self.schedule.step()
+        self.average.update()
         return loss
 
     def _finish_epoch(self, losses: list[Tensor], epoch: int) -> None:
@@ -334,14 +346,15 @@ class _Run:
             # No loss has been computed after the last step: check the parameters themselves.
             sizes = torch.stack([p.detach().abs().amax() for p in self.parameters])
             _check_finite(sizes.amax(), f"the parameters after epoch {epoch + 1}", self.settings.lr)
-        else:
-            score = self._score()
-            value = torch.tensor(score.value, device=self.parameters[0].device)
-            _check_finite(value, f"validation after epoch {epoch + 1}", self.settings.lr)
-            self.history.validation_nll.append(score.value)
         self.history.train_nll.append(train_nll.mean().item())
-        if self.best.offer(score):
-            self.history.best_epoch = epoch
+        with self.average.applied():
+            if self.held_out is not None:
+                score = self._score()
+                value = torch.tensor(score.value, device=self.parameters[0].device)
+                _check_finite(value, f"validation after epoch {epoch + 1}", self.settings.lr)
+                self.history.validation_nll.append(score.value)
+            if self.best.offer(score):
+                self.history.best_epoch = epoch
 
     @torch.no_grad()
     def _score(self) -> "_Score":
@@ -370,6 +383,8 @@ class _Run:
             "schedule": self.schedule.state_dict(),
             "history": asdict(self.history),
             "best": self.best.state(),
+            "average": self.average.values,
+            "steps": self.average.steps,
             "random": random_state(),
         }
         write_checkpoint(self.path, state)
@@ -382,6 +397,7 @@ class _Run:
         for name, value in saved["history"].items():
             setattr(self.history, name, value)
         self.best.set_state(saved["best"])
+        self.average.values, self.average.steps = saved["average"], saved["steps"]
         set_random_state(saved["random"])
 
     def _solve_readout(self) -> None:
@@ -513,6 +529,42 @@ class _Schedule:
     def __call__(self, step: int) -> float:
         rise = min(1.0, (step + 1) / self.warm_up)
         return rise * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
+
+
+class _Average:
+    r"""An average of parameters over the last steps, with weights that decay."""
+
+    def __init__(self, parameters: list[nn.Parameter], span: int) -> None:
+        self.parameters, self.span, self.steps = parameters, span, 0
+        self.values = [p.detach().clone() for p in parameters]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes the present parameters into the average."""
+        self.steps += 1
+        if self.span > 1:
+            # Shorter at first, so that the start is soon forgotten.
+            share = max(1 / self.span, 9 / (9 + self.steps))
+            for value, parameter in zip(self.values, self.parameters, strict=True):
+                value.lerp_(parameter, share)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The parameters are the averages for a while."""
+        if self.span == 1:
+            yield
+            return
+        own = [p.detach().clone() for p in self.parameters]
+        self._set(self.values)
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
 
 
 class _Best:
