@@ -543,8 +543,8 @@ class _Average:
         """Takes the present parameters into the average."""
         self.steps += 1
         if self.span > 1:
-            # Shorter at first, so that the start is soon forgotten.
-            share = max(1 / self.span, 9 / (9 + self.steps))
+            # The first steps lead away from the start, which has no place in the average.
+            share = 1.0 if self.steps <= self.span else 1 / self.span
             for value, parameter in zip(self.values, self.parameters, strict=True):
                 value.lerp_(parameter, share)
 
