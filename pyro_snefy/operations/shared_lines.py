@@ -13,6 +13,7 @@ __all__ = ["SharedLine", "with_shared_neurons"]
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from ..numerics.forms import Readout
 _NODES = 16  # of each panel
 _COARSE = 64  # edges that are searched first
 _CHUNK = 2**22  # numbers that are held at once
-_TABLE = 2**23  # numbers in the table, at most
+_TABLE = 2**20  # numbers of the table for the middle of the line, at most
+_BLOCK = 64  # panels of a block in the tails
 _MOST = 2**20  # panels: more would take too long
 
 
@@ -60,8 +62,26 @@ def with_shared_neurons(network: Network) -> Network | None:
     )
 
 
+class _Segment(NamedTuple):
+    r"""Blocks of panels, each with as many panels as the others."""
+
+    first: int  # the number of its first block
+    low: Tensor  # the lower ends of the panels, (blocks, panels)
+    high: Tensor
+
+    @classmethod
+    def of(cls, first: int, edges: Tensor, block: int) -> "_Segment":
+        """The panels between edges; the last panels of the last block may have no length."""
+        short = -(len(edges) - 1) % block
+        edges = torch.cat([edges, edges[-1:].expand(short)])
+        return cls(first, edges[:-1].reshape(-1, block), edges[1:].reshape(-1, block))
+
+
 class SharedLine:
     r"""The laws of a batch whose events have one coordinate, on panels that all of them share.
+
+    The middle of the line, where most rows are, has a matrix at every edge. The tails, which may be
+    long, have one at every 64th edge.
 
     Arguments:
         network: The network, in float64, whose statistic is its event, with neurons and a base
@@ -84,12 +104,18 @@ class SharedLine:
             torch.as_tensor(x, dtype=edges.dtype, device=edges.device)
             for x in (nodes, weights, transform)
         )
-        # Blocks of panels, so that a table of their edges is small.
-        block = -(-len(edges) * network.width**2 // _TABLE)
-        short = -(len(edges) - 1) % block
-        edges = torch.cat([edges, edges[-1:].expand(short)])  # the last panels have no length
-        self.low, self.high = (x.reshape(-1, block) for x in (edges[:-1], edges[1:]))
-        self.anchors = torch.cat([self.low[:, 0], edges[-1:]])
+        middle = min(len(edges) - 1, max(1, _TABLE // network.width**2))
+        start = (len(edges) - 1 - middle) // 2
+        self.segments: list[_Segment] = []
+        for low, high, block in (
+            (0, start, _BLOCK),
+            (start, start + middle, 1),
+            (start + middle, len(edges) - 1, _BLOCK),
+        ):
+            if high > low:
+                first = sum(len(x.low) for x in self.segments)
+                self.segments.append(_Segment.of(first, edges[low : high + 1], block))
+        self.anchors = torch.cat([*(x.low[:, 0] for x in self.segments), edges[-1:]])
         self.table = self._table()
 
     @staticmethod
@@ -99,13 +125,14 @@ class SharedLine:
 
     def _table(self) -> Tensor:
         # The matrices A at the anchors, (blocks + 1, n, n), a few blocks at a time.
-        size = max(1, _CHUNK // (self.low.shape[-1] * _NODES * self.network.width))
         pieces = []
-        for low, high in zip(self.low.split(size), self.high.split(size), strict=True):
-            x, measure = self._at_nodes(low, high)
-            neurons, density = self._neurons(x.flatten(1))
-            weighted = (density * measure.flatten(1)).unsqueeze(-1) * neurons
-            pieces.append(neurons.mT @ weighted)
+        for _, lows, highs in self.segments:
+            size = max(1, _CHUNK // (lows.shape[-1] * _NODES * self.network.width))
+            for low, high in zip(lows.split(size), highs.split(size), strict=True):
+                x, measure = self._at_nodes(low, high)
+                neurons, density = self._neurons(x.flatten(1))
+                weighted = (density * measure.flatten(1)).unsqueeze(-1) * neurons
+                pieces.append(neurons.mT @ weighted)
         blocks = torch.cat(pieces)
         return torch.cat([torch.zeros_like(blocks[:1]), blocks.cumsum(0)])
 
@@ -125,10 +152,24 @@ class SharedLine:
         # A function of rows of the batch and values (*, batch), of a few of them at a time.
         shape, rows = values[0].shape, torch.arange(len(self.readout), device=values[0].device)
         rows = rows.repeat(values[0].numel() // max(1, len(rows)))
-        width = self.network.width
-        size = max(1, _CHUNK // (width * max(width, _NODES * self.low.shape[-1])))
+        size = max(1, _CHUNK // (self.network.width * max(self.network.width, _NODES)))
         pieces = zip(rows.split(size), *(x.reshape(-1).split(size) for x in values), strict=True)
         return torch.cat([function(*piece) for piece in pieces]).reshape(shape)
+
+    def _by_segments(
+        self, function: Callable[..., Tensor], block: Tensor, *values: Tensor
+    ) -> Tensor:
+        # A function of a segment, and of blocks and values (N,) in it, of a few of them at a time.
+        places, pieces = [], []
+        for segment in self.segments:
+            own = block - segment.first
+            (inside,) = ((own >= 0) & (own < len(segment.low))).nonzero(as_tuple=True)
+            size = max(1, _CHUNK // (segment.low.shape[-1] * _NODES * self.network.width))
+            for index in inside.split(size) if len(inside) else ():
+                pieces.append(function(segment, own[index], *(x[index] for x in values)))
+                places.append(index)
+        order = torch.cat(places)
+        return torch.empty_like(values[-1]).index_put((order,), torch.cat(pieces))
 
     def _below(self, rows: Tensor, block: Tensor) -> Tensor:
         # The mass of each row up to an anchor.
@@ -141,18 +182,18 @@ class SharedLine:
         outputs = neurons.flatten(1, -2) @ self.readout[rows].mT
         return density * outputs.square().sum(-1).reshape(x.shape)
 
-    def _in_block(self, rows: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+    def _in_block(self, segment: _Segment, block: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         # The masses of the panels of a block, (N, panels), and densities, (N, panels, nodes).
-        x, measure = self._at_nodes(self.low[block], self.high[block])
+        x, measure = self._at_nodes(segment.low[block], segment.high[block])
         density = self._density(rows, x)
         return (density * measure).sum(-1), density
 
     def _panel(
-        self, block: Tensor, panel: Tensor, density: Tensor
+        self, segment: _Segment, block: Tensor, panel: Tensor, density: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         # The density in one panel as a Legendre series, with its middle and half length.
         index = panel.unsqueeze(-1)
-        low, high = (x[block].gather(-1, index).squeeze(-1) for x in (self.low, self.high))
+        low, high = (x[block].gather(-1, index).squeeze(-1) for x in (segment.low, segment.high))
         density = density.take_along_dim(index.unsqueeze(-1), dim=1).squeeze(1)
         return density @ self.transform, (low + high) / 2, (high - low) / 2
 
@@ -165,17 +206,19 @@ class SharedLine:
         return self._by_rows(self._cdf, x).clamp(max=1.0)
 
     def _cdf(self, rows: Tensor, x: Tensor) -> Tensor:
-        place = x.detach().contiguous()
-        block = torch.searchsorted(self.anchors, place, right=True) - 1
-        block = block.clamp(0, len(self.low) - 1)
-        masses, density = self._in_block(rows, block)
-        panel = (self.low[block] <= place.unsqueeze(-1)).sum(-1) - 1
+        block = torch.searchsorted(self.anchors, x.detach().contiguous(), right=True) - 1
+        block = block.clamp(0, len(self.anchors) - 2)
+        return self._below(rows, block) + self._by_segments(self._within, block, rows, x)
+
+    def _within(self, segment: _Segment, block: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+        # The mass from the lower end of a block to x.
+        masses, density = self._in_block(segment, block, rows)
+        panel = (segment.low[block] <= x.detach().unsqueeze(-1)).sum(-1) - 1
         panel = panel.clamp(min=0)
         before = torch.arange(masses.shape[-1], device=x.device) < panel.unsqueeze(-1)
-        series, middle, half = self._panel(block, panel, density)
+        series, middle, half = self._panel(segment, block, panel, density)
         t = ((x - middle) / torch.where(half > 0, half, 1.0)).clamp(-1.0, 1.0)
-        within = half * _antiderivative(series, t)[0]
-        return self._below(rows, block) + torch.where(before, masses, 0.0).sum(-1) + within
+        return torch.where(before, masses, 0.0).sum(-1) + half * _antiderivative(series, t)[0]
 
     def icdf(self, q: Tensor) -> Tensor:
         r"""The quantiles, with gradients by implicit differentiation.
@@ -196,14 +239,19 @@ class SharedLine:
         return x + change / torch.where(density > 0, density, torch.inf)
 
     def _icdf(self, rows: Tensor, q: Tensor) -> Tensor:
-        target = q * self._below(rows, torch.full_like(rows, len(self.low)))
+        target = q * self._below(rows, torch.full_like(rows, len(self.anchors) - 1))
         block = self._block(rows, target)
-        masses, density = self._in_block(rows, block)
-        upper = self._below(rows, block).unsqueeze(-1) + masses.cumsum(-1)
-        panel = (upper < target.unsqueeze(-1)).sum(-1).clamp(max=masses.shape[-1] - 1)
-        series, middle, half = self._panel(block, panel, density)
+        missing = target - self._below(rows, block)
+        return self._by_segments(self._reach, block, rows, missing)
+
+    def _reach(self, segment: _Segment, block: Tensor, rows: Tensor, mass: Tensor) -> Tensor:
+        # The x with a given mass from the lower end of a block to x.
+        masses, density = self._in_block(segment, block, rows)
+        upper = masses.cumsum(-1)
+        panel = (upper < mass.unsqueeze(-1)).sum(-1).clamp(max=masses.shape[-1] - 1)
+        series, middle, half = self._panel(segment, block, panel, density)
         below = (upper - masses).gather(-1, panel.unsqueeze(-1)).squeeze(-1)
-        return middle + half * _solve(series, (target - below) / torch.where(half > 0, half, 1.0))
+        return middle + half * _solve(series, (mass - below) / torch.where(half > 0, half, 1.0))
 
     def _block(self, rows: Tensor, target: Tensor) -> Tensor:
         # The last block with less than the target below it: first among a few anchors, dense
