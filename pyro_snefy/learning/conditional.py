@@ -10,7 +10,7 @@ import torch
 from pyro.distributions import ConditionalDistribution
 from torch import Tensor, nn
 
-from ..activations import Activation, Cos
+from ..activations import Activation, Cis, Cos, Sin
 from ..bases import Base, GaussianMixture, Standardized
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
@@ -313,8 +313,10 @@ def conditional_snefy(
         >>> likelihood.condition(torch.randn(7, 5)).batch_shape
         torch.Size([7])
     """
-    chosen = not isinstance(base_or_dim, Base)
-    base = _heavy_tailed(as_base(base_or_dim, "conditional_snefy"), chosen)
+    base = as_base(base_or_dim, "conditional_snefy")
+    # Waves are bounded: the tails of the base are the tails of the density.
+    chosen = not isinstance(base_or_dim, Base) and isinstance(activation, Cos | Sin | Cis)
+    base = _heavy_tailed(base) if chosen else base
     basis = heads is None and net is None and base.support in REALS and isinstance(activation, Cos)
     if basis:
         heads = (LocationScale(), ReadoutHead())
@@ -347,10 +349,8 @@ _SCALES = tuple(4.0**k for k in range(6))
 _LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0)
 
 
-def _heavy_tailed(base: Base, chosen: bool) -> Base:
+def _heavy_tailed(base: Base) -> GaussianMixture:
     # Normal laws about zero in place of one, each four times as wide as the one before.
-    if not chosen:
-        return base
     loc = torch.zeros((1, *base.event_shape))
     scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
     return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)
