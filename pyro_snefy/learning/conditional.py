@@ -345,8 +345,8 @@ def conditional_snefy(
 
 
 # Scales of the components of a base with heavy tails, and the first logarithms of their weights.
-_SCALES = tuple(4.0**k for k in range(6))
-_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0)
+_SCALES = tuple(4.0**k for k in range(7))
+_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
 
 
 def _heavy_tailed(base: Base) -> GaussianMixture:
