@@ -41,6 +41,7 @@ NORMAL = ("Gaussian", "GaussianScalar", "GaussianFull", "GaussianMixture")
 FINITE = ("Discrete", "DiscreteScalar")
 # Here the statistic is another variable than the event.
 OTHER = ("UniformCube", "ProjectedGaussian", "NormalFamily", "GammaFamily", "DirichletFamily")
+OTHER += ("UniformAngle",)
 
 
 def _has_characteristic(case: Case) -> bool:

@@ -408,6 +408,8 @@ def laws(
     tails = [part.finite_moments() for part in built.parts()]
     if any(bool((df <= 2.5).any()) for df in tails if df is not None):
         possible = [x for x in possible if x.function.split(".")[1] in ("Cos", "Sin", "Cis")]
+    if not possible:  # tails too heavy for the activations of another factor
+        reject()
     act = draw(st.sampled_from(possible))
     sigma = act.build()
     n, m = draw(st.integers(1, 4)), draw(st.integers(1, 3))
