@@ -40,6 +40,7 @@ class Activation:
     """
 
     needs_float64: ClassVar[bool] = False  # preactivations in float32 would lose digits
+    is_bounded: ClassVar[bool] = False  # whether neurons are at most one in size
     is_complex: ClassVar[bool] = False  # complex readouts and Hermitian grams are allowed
     exponent: ClassVar[float | None] = None  # the s of an exponential e^{s z}
     # How fast σ^2 varies between kinks, in radians per unit of z. Quadrature takes panels of a few
@@ -53,7 +54,7 @@ class Activation:
 
     def features(self, z: Tensor) -> Features:
         r"""The neurons :math:`\sigma(z)`, with a logarithmic scale where they would overflow."""
-        return Features(None, (self(z),))
+        return Features(None, (self(z),), bounded=self.is_bounded)
 
 
 class FourierActivation(Activation):
@@ -145,6 +146,8 @@ class Cos(_Wave):
         tensor([1., 1.])
     """
 
+    is_bounded: ClassVar[bool] = True
+
     def __call__(self, z: Tensor) -> Tensor:
         return z.cos()
 
@@ -157,6 +160,8 @@ class Sin(_Wave):
         >>> Sin()(torch.zeros(2))
         tensor([0., 0.])
     """
+
+    is_bounded: ClassVar[bool] = True
 
     def __call__(self, z: Tensor) -> Tensor:
         return z.sin()
@@ -181,7 +186,7 @@ class Cis(FourierActivation):
 
     def features(self, z: Tensor) -> Features:
         # Real and imaginary parts, to be read by a real matrix of twice the width.
-        return Features(None, (torch.cat([z.cos(), z.sin()], dim=-1),))
+        return Features(None, (torch.cat([z.cos(), z.sin()], dim=-1),), bounded=True)
 
 
 @dataclass(frozen=True)
@@ -295,6 +300,8 @@ class Erf(GaussianActivation):
         tensor([0.])
     """
 
+    is_bounded: ClassVar[bool] = True
+
     def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         def above(m: Tensor) -> Tensor:
             bound = _power_mode(1, m, scale)
@@ -318,6 +325,8 @@ class Step(GaussianActivation):
         >>> Step()(torch.tensor([-1.0, 0.0, 1.0]))
         tensor([0., 0., 1.])
     """
+
+    is_bounded: ClassVar[bool] = True
 
     resolution = 0.0
     degree = 0

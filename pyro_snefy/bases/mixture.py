@@ -381,7 +381,7 @@ class GaussianMixture(BatchedMixture):
         loc, scale = self._vectors()
         offset = self.statistic(x) - loc.squeeze(-2)
         constant = self.log_weights() - (scale.log() + LOG_ROOT).sum(-1)
-        precision = (scale * scale).reciprocal() / -2
+        precision = scale.pow(-2) / -2
         return safe_logsumexp(affine(offset * offset, precision, constant))
 
 

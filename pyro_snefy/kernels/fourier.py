@@ -36,7 +36,7 @@ class _Products(NamedTuple):
     cos_cos: Tensor
     sin_sin: Tensor
     cos_sin: Tensor | None
-    exact: bool = False  # whether products of sines have all their digits, however small
+    exact: bool = False  # of a law of mass one; products of sines have all digits, however small
 
 
 @singledispatch
@@ -109,7 +109,7 @@ def _wave(
         _present(blocks),
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
-        base.mass(weight).amax(),
+        1.0 if products.exact else base.mass(weight).amax(),
         takes_float32=True,
         errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
     )

@@ -144,7 +144,7 @@ class Separable(Kernel):
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
-        log_scale, values, direct = self.features(self._shifted(bias))
+        log_scale, values, direct, _ = self.features(self._shifted(bias))
         terms = [] if direct is None else [_outer(direct)]
         for (p, q), block in self.blocks.items():
             left, right = values[p], values[q]
@@ -161,7 +161,7 @@ class Separable(Kernel):
         return total
 
     def log_diagonal(self, bias: Tensor) -> Tensor:
-        log_scale, values, direct = self.features(self._shifted(bias))
+        log_scale, values, direct, _ = self.features(self._shifted(bias))
         total = bias.new_zeros(()) if direct is None else direct.square().sum(0)
         for (p, q), block in self.blocks.items():
             term = block.diagonal(dim1=-2, dim2=-1)

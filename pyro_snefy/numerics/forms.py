@@ -28,6 +28,7 @@ class Features(NamedTuple):
         values: For each :math:`p`, values with shape :math:`(*, n)`, or None for ones.
         direct: Features :math:`\rho`, with shape :math:`(r, *, n)`, whose blocks are ones: they
             add :math:`\sum_k \rho_{ki} \rho_{kj}` to a kernel. None stands for no such features.
+        bounded: Whether the values are at most one in size.
 
     Example:
         >>> Readout(torch.ones(1, 2)).log_square(Features(None, (torch.ones(2),))).exp()
@@ -37,6 +38,7 @@ class Features(NamedTuple):
     log_scale: Tensor | None
     values: tuple[Tensor | None, ...]
     direct: Tensor | None = None
+    bounded: bool = False
 
 
 class Form:
@@ -93,11 +95,13 @@ class Readout(Form):
     def log_square(self, features: Features) -> Tensor:
         if features.log_scale is None and self.matrix.dtype != torch.float64:
             # Squares of products of float32 numbers are float64 numbers: nothing need be rescaled.
-            (value,) = features.values
+            (value,), matrix = features.values, self.matrix
             assert value is not None
-            rows = rows_matmul(value.double(), self.matrix.double().mT)  # (*, m)
+            if not features.bounded:
+                value, matrix = value.double(), matrix.double()
+            rows = _outputs(value, matrix).double()  # (*, m)
             return safe_log((rows * rows).sum(-1))
-        matrix, (_, (value,), _), log_size = self._rescale(features)
+        matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None
         if features.log_scale is None:
             value, log_largest = _bounded(value)
@@ -146,7 +150,7 @@ class Gram(Form):
 
     def log_square(self, features: Features) -> Tensor:
         # Terms of both signs cancel, where the terms of a readout are squares.
-        log_scale, (value,), _ = features
+        log_scale, (value,), *_ = features
         ones = self.matrix.new_ones((1, 1), dtype=torch.float64)
         if value is None:
             return self.log_trace(features, {(0, 0): ones})
@@ -171,6 +175,13 @@ def _bounded(value: Tensor) -> tuple[Tensor, Tensor]:
     tiny = torch.finfo(value.dtype).tiny
     largest = value.detach().abs().amax(-1, keepdim=True).clamp(min=tiny)
     return value / largest, largest.log().squeeze(-1)
+
+
+def _outputs(value: Tensor, matrix: Tensor) -> Tensor:
+    # The products V φ, (*, m). A product of many small matrices is slower than its terms.
+    if matrix.dim() == 3 and value.shape[:-1] == matrix.shape[:1]:
+        return (matrix * value.unsqueeze(-2)).sum(-1)
+    return rows_matmul(value, matrix.mT)
 
 
 def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:

@@ -70,11 +70,17 @@ class _Quadratic(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         rows, matrix = ctx.saved_tensors
-        # In float64: the square of a number in float32 may be out of the range of float32.
-        weighted = (rows * grad.unsqueeze(-1)).to(rows.dtype)
+        weighted = rows * grad.unsqueeze(-1) if grad.dtype == rows.dtype else _weighted(rows, grad)
         # The gradient by the matrix is symmetric, as the matrix is.
         by_matrix = (rows.mT @ weighted).to(matrix.dtype)
         return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
+
+
+def _weighted(rows: Tensor, grad: Tensor) -> Tensor:
+    # Rows in float32 times numbers in float64, by their roots: the square of a number in float32
+    # may be out of the range of float32.
+    root = grad.abs().sqrt().to(rows.dtype)
+    return (rows * root.unsqueeze(-1)) * root.copysign(grad.to(rows.dtype)).unsqueeze(-1)
 
 
 # Torch asks for the signature of a forward pass at each call, which takes longer than the rest.

@@ -249,7 +249,7 @@ def _whiten(network: Network) -> _Whitening:
 def _features(network: Network, whitening: _Whitening, x: Tensor) -> tuple[Tensor, Tensor]:
     # ψ e^{-s}, (N, *, n), and s, (N, *): no feature overflows.
     z = affine(network.base.statistic(x), network.weight, network.bias)
-    log_scale, (value,), _ = network.activation.features(z)
+    log_scale, (value,), *_ = network.activation.features(z)
     log_scale = -whitening.log_norm if log_scale is None else log_scale - whitening.log_norm
     log_size = log_scale.amax(-1, keepdim=True)
     scale = (log_scale - log_size).exp()
