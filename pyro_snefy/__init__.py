@@ -2,6 +2,7 @@ r"""Squared neural families for Pyro."""
 
 __all__ = [
     "SNEFY",
+    "BaseHead",
     "Bias",
     "Head",
     "LocationScale",
@@ -27,6 +28,7 @@ from .distributions import SNEFY, PoissonProcess
 from .distributions.algebra import mixture, product
 from .interop import SphereReparam, to_inference_data
 from .learning import (
+    BaseHead,
     Bias,
     Head,
     LocationScale,

