@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from tqdm import trange
 
-from .activations import Snake
-from .bases import Gaussian
-from .learning import ConditionalSNEFY, LocationScale, ReadoutHead, conditional_snefy
+from .learning import ConditionalSNEFY, conditional_snefy
 
 FOLDER = Path("demo_output")
 STEPS, BATCH, ROWS = 2000, 256, 6000
@@ -44,15 +42,7 @@ def draw(rows: int) -> tuple[Tensor, Tensor]:
 
 def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
     """Fits a likelihood by SVI, with a plate and subsampling."""
-    base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
-    # Slow waves, because the densities are smooth. Without a bias head, one kernel serves all rows.
-    likelihood = conditional_snefy(
-        base,
-        context_dim=1,
-        readout_dim=8,
-        activation=Snake(2.0),
-        heads=(LocationScale(), ReadoutHead()),
-    )
+    likelihood = conditional_snefy((), context_dim=1)
     likelihood.initialize(y, x)
 
     def model(x: Tensor, y: Tensor) -> None:

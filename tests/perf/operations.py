@@ -73,9 +73,16 @@ def training_step(log_prob: Callable[[], Tensor], parameters: list[Tensor]) -> S
     return step
 
 
+def _default() -> Step:
+    return _likelihood(conditional_snefy((), CONTEXT))
+
+
 def _heads(*heads: Head) -> Step:
     base = Gaussian(torch.tensor(0.0), torch.tensor(1.0), event_dim=0)
-    model = conditional_snefy(base, CONTEXT, heads=heads or None)
+    return _likelihood(conditional_snefy(base, CONTEXT, 32, 16, Snake(10.0), heads=heads))
+
+
+def _likelihood(model: nn.Module) -> Step:
     context, y = torch.randn(ROWS, CONTEXT), torch.randn(ROWS)
     return training_step(lambda: model.condition(context).log_prob(y), list(model.parameters()))
 
@@ -127,7 +134,8 @@ def _on_sphere() -> Step:
 
 
 PATHS: dict[str, Callable[[], Step]] = {
-    "default likelihood": lambda: _heads(),
+    "default likelihood": _default,
+    "location and scale, bias, readout": lambda: _heads(LocationScale(), Bias(), ReadoutHead()),
     "bias": lambda: _heads(Bias()),
     "location and scale, bias": lambda: _heads(LocationScale(), Bias()),
     "location and scale, readout": lambda: _heads(LocationScale(), ReadoutHead()),

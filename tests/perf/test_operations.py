@@ -7,7 +7,10 @@ from tests.perf.operations import PATHS, count
 pytestmark = pytest.mark.perf
 
 # The most operations of forward and backward: without validation, with validation.
-MOST = {"default likelihood": (330, 350)}
+MOST = {
+    "default likelihood": (220, 240),
+    "location and scale, bias, readout": (330, 350),
+}
 
 
 @pytest.mark.parametrize("path", PATHS)
