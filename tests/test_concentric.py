@@ -101,7 +101,20 @@ def test_bad_arguments() -> None:
 def test_outliers_cost_few_nats() -> None:
     """A row a thousand scales away costs the default a few nats, and a normal law 500,000."""
     law = conditional_snefy((), 2)(torch.zeros(1, 2))
-    assert law.log_prob(torch.tensor([1000.0])) > -25
+    assert law.log_prob(torch.tensor([1000.0])) > -40
+
+
+def test_first_values_know_the_tails() -> None:
+    """With 5 % of outliers, the first weights of the wide components are 5 % in all."""
+    x = torch.randn(4000)
+    x[:200] *= 300
+    model = conditional_snefy((), 1)
+    model.initialize(x, torch.randn(4000, 1))
+    shares = model.base().log_weights().exp()
+    assert 0.03 < shares[3:].sum() < 0.07  # scales of 64 and more
+    light = conditional_snefy((), 1)
+    light.initialize(torch.randn(4000), torch.randn(4000, 1))
+    assert light.base().log_weights()[3:].exp().sum() < 1e-4
 
 
 @pytest.mark.parametrize(

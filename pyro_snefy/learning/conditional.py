@@ -24,7 +24,13 @@ from ..bases import (
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
-from .initialization import checked_events, complete_rows, fit_base, robust_location_scale
+from .initialization import (
+    checked_events,
+    complete_rows,
+    fit_base,
+    fit_tails,
+    robust_location_scale,
+)
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
 from .statistics import spread
 from .units import location_scale, to_data_units
@@ -86,6 +92,8 @@ class ConditionalSNEFY(FamilyModule):
             raise TypeError(f"ConditionalSNEFY: expected net to be a torch.nn.Module, got {net!r}.")
         self.activation, self.heads = activation, tuple(heads)
         self.base = BaseModule(base, learn_base)
+        concentric = isinstance(base, GaussianMixture) and base.is_concentric
+        self._learns_tails = concentric and bool(learn_base)
         self.learn_neurons = learn_neurons
         if learn_neurons:
             self._add_weight(torch.empty(hidden_dim, base.num_statistics))
@@ -143,6 +151,8 @@ class ConditionalSNEFY(FamilyModule):
             loc, scale = robust_location_scale(x)
             self.loc.copy_(loc)
             self.scale.copy_(scale)
+            if self._learns_tails:
+                self.base.set(fit_tails(base, (x - loc) / scale))
         else:
             rows = complete_rows(x)
             if (units := location_scale(base, rows, False)) is not None:
@@ -397,8 +407,8 @@ def conditional_snefy(
     )
 
 
-# Scales of the components of a base with heavy tails. At first, each of the wide ones adds an eighth
-# of the variance of the first one.
+# Scales of the components of a base with heavy tails. At first, each of the wide ones adds an
+# eighth of the variance of the first one.
 _SCALES = tuple(4.0**k for k in range(7))
 _LOGITS = (0.0, *(-math.log(8 * scale**2) for scale in _SCALES[1:]))
 

@@ -5,6 +5,7 @@ __all__ = [
     "checked_events",
     "complete_rows",
     "fit_base",
+    "fit_tails",
     "random_rows",
     "robust_location_scale",
     "spread",
@@ -303,6 +304,22 @@ def _product(base: Product, x: Tensor) -> Product:
 def _standardized(base: Standardized, x: Tensor) -> Standardized:
     loc, scale = _shaped(x.mean(0), base.loc), _shaped(spread(x), base.scale)
     return Standardized(base.base, loc, scale, validate_args=False)
+
+
+def fit_tails(base: GaussianMixture, x: Tensor) -> GaussianMixture:
+    r"""A mixture about one mean, with its weights fitted to standardised events.
+
+    Expectation maximisation (Dempster, Laird and Rubin, 1977) of the weights alone. No weight gets
+    smaller than it is, so that tails which no event has seen stay as they are.
+    """
+    x = subsample(complete_rows(x))
+    log_density = base.gaussians.log_density(x.unsqueeze(-1 - base.event_dim))  # (N, K)
+    logits = base.log_weights()
+    for _ in range(_ROUNDS):
+        shares = (logits + log_density).softmax(-1).mean(0)
+        logits = torch.maximum(shares.log(), base.log_weights()).log_softmax(-1)
+    values = iter([logits, base.loc, base.scale])
+    return base.map(lambda _: next(values))  # type: ignore[arg-type, return-value]
 
 
 def robust_location_scale(x: Tensor) -> tuple[Tensor, Tensor]:
