@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Samples = dict[str, Tensor]
 Site = Any  # a node of a Pyro trace
 
-_ROWS = 2**14  # rows of observations in one pass over several draws, to bound the memory
+_ROWS = 2**12  # rows of observations in one pass over several draws, to bound the memory
 # The largest difference between one pass over several draws and a run for each draw, relative to
 # the largest value: rounding in float32 is smaller, and a model that mixes draws differs more.
 _TOLERANCE = 1e-3

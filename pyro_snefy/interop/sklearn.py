@@ -22,7 +22,7 @@ from ..learning import conditional_snefy, fit, snefy
 
 Array = np.ndarray[Any, Any]
 
-_ROWS = 4096  # contexts in one pass, to bound the memory
+_ROWS = 1024  # contexts in one pass, to bound the memory
 
 
 class DensityRegressor(RegressorMixin, BaseEstimator):
