@@ -89,5 +89,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Setting up .venv, once ..."; \
 	  "$(PYTHON)" -m venv .venv; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,test,tutorials]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,sklearn,test,tutorials]"
 	@touch $@

@@ -9,6 +9,7 @@ __all__ = [
     "PoissonProcess",
     "ReadoutHead",
     "SphereReparam",
+    "__version__",
     "activations",
     "bases",
     "conditional_snefy",
@@ -22,6 +23,8 @@ __all__ = [
     "snefy",
     "to_inference_data",
 ]
+
+from importlib.metadata import PackageNotFoundError, version
 
 from . import activations, bases, divergences, kernels
 from .distributions import SNEFY, PoissonProcess
@@ -39,3 +42,8 @@ from .learning import (
     point_process,
     snefy,
 )
+
+try:
+    __version__ = version("pyro-snefy")
+except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = "0+unknown"

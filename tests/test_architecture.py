@@ -17,7 +17,7 @@ PACKAGE = ROOT.name
 
 # What each folder, or module beside the folders, may import besides itself:
 # numerics <- activations, bases <- kernels <- network <- operations, sampling <- distributions
-# <- learning, interop.
+# <- learning <- interop.
 _BELOW_BASES = {"constraints", "numerics", "activations"}
 _BELOW_NETWORK = _BELOW_BASES | {"bases", "kernels"}
 _BELOW_DISTRIBUTIONS = _BELOW_NETWORK | {"network", "operations", "sampling"}
@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "distributions": _BELOW_DISTRIBUTIONS,
     "divergences": _BELOW_LEARNING,
     "learning": _BELOW_LEARNING,
-    "interop": _BELOW_LEARNING,
+    "interop": _BELOW_LEARNING | {"learning"},
     "testing": _BELOW_LEARNING,
 }
 EVERYTHING = {"__init__", "demo"}  # may import from every layer
@@ -226,3 +226,9 @@ def test_public_names() -> None:
 def test_imports_are_read(module: str, source: str, expected: str | None) -> None:
     """The reader of imports resolves them, wherever they are."""
     assert next(_own(found) for found in _imports(ast.parse(source), module)) == expected
+
+
+def test_version() -> None:
+    """The version is the one of the metadata of the project."""
+    project = (ROOT.parent / "pyproject.toml").read_text()
+    assert f'\nversion = "{pyro_snefy.__version__}"\n' in project

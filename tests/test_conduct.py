@@ -25,7 +25,7 @@ from torch.distributions import MixtureSameFamily, transform_to
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_snefy import SNEFY
+from pyro_snefy import SNEFY, Bias, conditional_snefy
 from pyro_snefy.activations import Cos, Exp, ReLU, Snake
 from pyro_snefy.bases import Discrete, Gaussian, Interval
 from tests.cases import CASES, KINDS, Case, events
@@ -423,6 +423,18 @@ def test_repr(case: Case) -> None:
     assert case.activation.__class__.__name__ in text
     assert case.base().__class__.__name__ in text
     assert "weight" in text and len(text) < 300 and "\n" not in text
+
+
+def test_repr_of_derived_laws() -> None:
+    """Marginals and partially observed laws name their joint law, a module its parts."""
+    joint = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8), activation=ReLU())
+    assert repr(joint.marginal([1])) == f"Marginal({joint}, dims=[1])"
+    assert repr(joint.partially_observed()) == f"PartiallyObserved({joint})"
+    bounded = repr(joint.partially_observed(low=torch.zeros(2)))
+    assert bounded == f"PartiallyObserved({joint}, low: (2,), high: (2,))"
+    text = repr(conditional_snefy(2, 3, hidden_dim=7, readout_dim=5, heads=[Bias()]))
+    for part in ("GaussianMixture(", "hidden_dim=7", "readout_dim=5", "Cos()", "heads=[Bias()]"):
+        assert part in text
 
 
 @EVERY

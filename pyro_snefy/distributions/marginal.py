@@ -53,6 +53,9 @@ class Marginal(TorchDistribution):
         super().__init__(joint.batch_shape, Size((len(self.dims),)), validate_args=False)
         self._validate_args = joint._validate_args
 
+    def __repr__(self) -> str:
+        return f"Marginal({self.joint}, dims={list(self.dims)})"
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Marginal":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(Marginal, _instance)

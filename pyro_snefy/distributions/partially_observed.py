@@ -82,6 +82,10 @@ class PartiallyObserved(TorchDistribution):
         super().__init__(batch, joint.event_shape, validate_args=False)
         self._validate_args = joint._validate_args
 
+    def __repr__(self) -> str:
+        bounds = [f", {name}: {tuple(getattr(self, name).shape)}" for name in ("low", "high")]
+        return f"PartiallyObserved({self.joint}{''.join(bounds) if self.bounded else ''})"
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> "PartiallyObserved":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(PartiallyObserved, _instance)

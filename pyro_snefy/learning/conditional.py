@@ -221,6 +221,11 @@ class ConditionalSNEFY(FamilyModule):
         family = SNEFY(weight, bias, parameters.readout, activation=self.activation, base=base)
         return family.expand(context.shape[:-1])  # heads may leave every parameter as it is
 
+    def extra_repr(self) -> str:
+        m, n = self.readout.shape
+        sizes = f"hidden_dim={n}, readout_dim={m}"
+        return f"{self.base()}, {sizes}, activation={self.activation}, heads={list(self.heads)}"
+
     def forward(self, context: Tensor) -> SNEFY:
         """Calls :meth:`condition`."""
         return self.condition(context)
