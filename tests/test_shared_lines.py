@@ -33,7 +33,7 @@ def _grid(scale: float = 90.0) -> Tensor:
 @pytest.mark.parametrize("activation", [Cos(), Sin(), Cis()], ids=str)
 def test_cdf_is_the_integral(activation: Activation, base: Base, rows_of_bias: bool) -> None:
     law = _law(activation, base, rows_of_bias)
-    assert quantiles._shared_line(law._network) is not None
+    assert quantiles.shared_line(law._network) is not None
     grid = _grid()
     density = law.log_prob(grid.unsqueeze(-1)).exp()  # (G, rows)
     expected = torch.cumulative_trapezoid(density, grid, dim=0)
@@ -82,9 +82,9 @@ def test_gradients() -> None:
 def test_others_have_lines_of_their_own() -> None:
     """Bounded supports, batches of weights, and single laws."""
     box = _law(Cos(), UniformBox([0.0], [1.0]), False)
-    assert quantiles._shared_line(box._network) is None
+    assert quantiles.shared_line(box._network) is None
     single = SNEFY(torch.randn(3, 1), torch.randn(3), torch.randn(2, 3), base=NORMAL)
-    assert quantiles._shared_line(single._network) is None
+    assert quantiles.shared_line(single._network) is None
 
 
 def test_rows_of_a_likelihood() -> None:

@@ -4,7 +4,7 @@ All terms of a quadrature of a density are positive. A distribution function thu
 the lower tail, too, where terms of a sum over pairs of neurons would cancel.
 """
 
-__all__ = ["Line", "box_mass", "cdf", "count_nodes", "icdf", "line"]
+__all__ = ["Line", "box_mass", "cdf", "count_nodes", "icdf", "line", "shared_line"]
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -438,8 +438,12 @@ def _crossings(shared: Tensor, root: Tensor, constant: Tensor, slope: Tensor) ->
     return where[..., used]
 
 
-def _shared_line(network: Network) -> SharedLine | None:
-    # One table for all laws of a batch, where they share neurons and base.
+def shared_line(network: Network) -> SharedLine | None:
+    r"""The laws of a batch on one table, where they share neurons and base on the real line.
+
+    Arguments:
+        network: The network, in float64, whose statistic is its event.
+    """
     shared = with_shared_neurons(network) if network.base.event_shape.numel() == 1 else None
     if shared is None or shared.activation.degree is not None or not is_real(shared.base.support):
         return None
@@ -470,7 +474,7 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
     latent = network.latent()
-    value = (_shared_line(latent) or line(latent, dim)).cdf(x)
+    value = (shared_line(latent) or line(latent, dim)).cdf(x)
     return torch.where(x.isnan(), torch.nan, value).to(dtype)
 
 
@@ -487,7 +491,7 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     axis = _coordinate(network, dim)
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
     latent = network.latent()
-    x = (_shared_line(latent) or line(latent, dim)).icdf(q)
+    x = (shared_line(latent) or line(latent, dim)).icdf(q)
     if is_real(axis.latent().base.support):
         x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
     x = torch.where((q >= 0) & (q <= 1), x, torch.nan)

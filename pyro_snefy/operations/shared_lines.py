@@ -27,7 +27,7 @@ from .restricted import restrict
 _NODES = 16  # of each panel
 _COARSE = 64  # edges that are searched first
 _CHUNK = 2**22  # numbers that are held at once
-_TABLE = 2**20  # numbers of the table for the middle of the line, at most
+_TABLE = 2**22  # numbers of the table for the middle of the line, at most
 _BLOCK = 64  # panels of a block in the tails
 _MOST = 2**20  # panels: more would take too long
 
@@ -326,7 +326,7 @@ def _solve(series: Tensor, mass: Tensor) -> Tensor:
         step = t + (mass - integral) / density
         inside = (step > low) & (step < high)
         new = torch.where(inside, step, (low + high) / 2)
-        done = (new - t).abs() <= 1e-15
+        done = (new - t).abs() <= 1e-14
         t = new
         if bool(done.all()):
             break

@@ -1,4 +1,4 @@
-r"""Exact draws: by rejection, or one coordinate at a time where that costs less."""
+r"""Exact draws: by rejection, by inversion, or one coordinate at a time, as it costs less."""
 
 __all__ = ["acceptance_rate", "sample"]
 
@@ -10,6 +10,8 @@ from torch import Size, Tensor
 
 from ..kernels import Kernel
 from ..network import Network
+from ..operations.quantiles import shared_line
+from ..operations.shared_lines import SharedLine
 from .samplers import Sampler, find_sampler
 from .sequential import price, sample_sequentially
 
@@ -57,6 +59,10 @@ def sample(
             batch dimension. It raises an error if :math:`Z` is not positive and finite.
     """
     count, members = sample_shape.numel(), network.batch_shape.numel()
+    table = shared_line(network.to(torch.float64).latent()) if members > 1 and count else None
+    if table is not None:
+        x = _invert(table, network.to(torch.float64), sample_shape, check)
+        return network.base.cast(x, network.weight.dtype)
     flat, engine = prepare(network, max(1, count))
     if check is not None:
         kernel = engine.kernel if engine is not None and engine.kernel else flat.kernel()
@@ -87,3 +93,21 @@ def sample(
         latent[:, ~slow] = engine.draw(rows).reshape((count, -1, *event))
     x = flat.from_latent(latent).reshape(sample_shape + network.batch_shape + event)
     return network.base.cast(x, network.weight.dtype)
+
+
+def _invert(
+    table: SharedLine,
+    network: Network,
+    sample_shape: Size,
+    check: Callable[[Tensor, Network, Kernel], object] | None,
+) -> Tensor:
+    # Quantiles of uniform numbers: one table serves all laws, where proposals would need a kernel
+    # for each.
+    if check is not None:
+        flat = network.real().flatten()
+        kernel = flat.kernel()
+        check(flat.log_normalizer(kernel), flat, kernel)
+    shape = sample_shape + network.batch_shape
+    uniform = torch.rand(shape, dtype=torch.float64, device=network.weight.device)
+    latent = table.icdf(uniform)
+    return network.from_latent(latent.unsqueeze(-1) if network.base.event_dim else latent)
