@@ -13,6 +13,7 @@ from torch.distributions import constraints
 from ..constraints import leading_reals
 from ..numerics.linalg import broadcast_shapes
 from .snefy import SNEFY
+from .validation import check_expansion
 
 _EMPTY = Size()
 _ALL = slice(None)
@@ -72,11 +73,7 @@ class Autoregressive(TorchDistribution):
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Autoregressive":
         """The same law with a larger batch shape."""
         batch_shape = Size(batch_shape)
-        if broadcast_shapes(self.batch_shape, batch_shape) != batch_shape:
-            raise ValueError(
-                "Autoregressive: expected a batch shape that "
-                f"{tuple(self.batch_shape)} broadcasts to, got {tuple(batch_shape)}."
-            )
+        check_expansion(self.batch_shape, batch_shape)
         new = self._get_checked_instance(Autoregressive, _instance)
         new._support = self._support
         arguments = (self._conditioner, self._like, self.event_shape[0], batch_shape)

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 from pyro.distributions import ConditionalDistribution
@@ -84,7 +85,7 @@ class AutoregressiveSNEFY(nn.Module):
 
     def _masked_network(self, hidden_dims: list[int]) -> ConditionalAutoRegressiveNN:
         outputs = sum(head.size(self._one_factor()) for head in _HEADS)
-        order = torch.arange(self.dim, device="cpu")
+        order = cast(torch.LongTensor, torch.arange(self.dim))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # one coordinate: its factor is all there is
             if not self.context_dim:
@@ -102,7 +103,7 @@ class AutoregressiveSNEFY(nn.Module):
         # Near the base itself: the first neuron is constant.
         nn.init.normal_(self.readout, std=0.1)
         self.readout[0, 0] += 1.0
-        *layers, last = self.net.layers
+        *layers, last = cast(list[nn.Linear], list(self.net.layers))
         for layer in layers:
             layer.reset_parameters()
         # Small outputs: the coordinates start out nearly independent.
