@@ -40,7 +40,7 @@ def test_deconvolution() -> None:
     """4,000 rows with errors as large as the peaks.
 
     The law of the rows, by quadrature, is 0.327 from the truth: a fit that ignores the errors ends
-    there. Other seeds of a fit that knows them end between 0.01 and 0.09.
+    there. Fits of two samples that knew them ended between 0.01 and 0.09.
     """
     x, noise = noisy(4000)
     modules = [snefy((), hidden_dim=16).initialize(x) for _ in range(2)]
