@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,6 +254,9 @@ def test_saving(tmp_path: Path) -> None:
     expected = module(context).log_prob(x)
     torch.testing.assert_close(other(context).log_prob(x), expected, rtol=0, atol=0)
     torch.testing.assert_close(copy.deepcopy(module)(context).log_prob(x), expected)
+    law = pickle.loads(pickle.dumps(module(context)))
+    torch.testing.assert_close(law.log_prob(x), expected)
+    assert repr(law) == "Autoregressive(batch_shape: (4,), event_shape: (3,))"
 
 
 def test_precisions_agree() -> None:

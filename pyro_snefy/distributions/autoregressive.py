@@ -65,6 +65,10 @@ class Autoregressive(TorchDistribution):
         self._conditioner, self._like = conditioner, like
         super().__init__(Size(batch_shape), Size((dim,)), validate_args=validate_args)
 
+    def __repr__(self) -> str:
+        batch, event = tuple(self.batch_shape), tuple(self.event_shape)
+        return f"Autoregressive(batch_shape: {batch}, event_shape: {event})"
+
     @property
     def support(self) -> Any:
         """All real vectors; after :meth:`partially_observed`, NaN may stand at their ends."""
