@@ -696,18 +696,13 @@ def _data(
             raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
     else:
         parts = validation if isinstance(validation, tuple) else (validation, None)
-        if len(parts) not in (2, 3):
+        expected = "x or (x, context)" if noise is None else "(x, context, noise)"
+        if len(parts) != (2 if noise is None else 3):
             raise ValueError(
-                "fit: expected validation to be a share, x, (x, context) or (x, context, noise), "
-                f"got {len(parts)} parts."
+                f"fit: expected validation to be a share, {expected}, got {len(parts)} parts."
             )
-        errors = parts[2] if len(parts) == 3 else None
-        held_out = _rows("validation", module, parts[0], parts[1], None, errors, like)
-        if (errors is None) != (noise is None):
-            raise ValueError(
-                "fit: expected validation (x, context, noise) exactly if there is noise beside x, "
-                f"got {'none' if errors is None else 'some'} in validation."
-            )
+        events, contexts, errors = (*parts, None)[:3]
+        held_out = _rows("validation", module, events, contexts, None, errors, like)
     if isinstance(x, DataLoader):
         for name, value in (("context", context), ("weights", weights), ("noise", noise)):
             if value is not None:
