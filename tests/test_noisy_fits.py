@@ -87,7 +87,7 @@ def test_validation_rows_have_noise_of_their_own() -> None:
     options = {"max_epochs": 1, "lr": 1e-9, "progress": False}
     history = fit(module, x, noise=noise.numpy(), validation=(y, None, errors), **options)
     assert history.validation_nll[0] == pytest.approx(score, rel=1e-5)
-    with pytest.raises(ValueError, match=r"a share, \(x, context, noise\), got 2 parts"):
+    with pytest.raises(ValueError, match=r"a share or \(x, context, noise\), got 2 parts"):
         fit(module, x, noise=noise, validation=y, **options)
     with pytest.raises(ValueError, match=r"a share, x or \(x, context\), got 3 parts"):
         fit(module, x, validation=(y, None, errors), **options)

@@ -696,11 +696,11 @@ def _data(
             raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
     else:
         parts = validation if isinstance(validation, tuple) else (validation, None)
-        expected = "x or (x, context)" if noise is None else "(x, context, noise)"
+        expected = (
+            "a share, x or (x, context)" if noise is None else "a share or (x, context, noise)"
+        )
         if len(parts) != (2 if noise is None else 3):
-            raise ValueError(
-                f"fit: expected validation to be a share, {expected}, got {len(parts)} parts."
-            )
+            raise ValueError(f"fit: expected validation to be {expected}, got {len(parts)} parts.")
         events, contexts, errors = (*parts, None)[:3]
         held_out = _rows("validation", module, events, contexts, None, errors, like)
     if isinstance(x, DataLoader):
