@@ -80,8 +80,9 @@ def flow(kind: Callable[..., nn.Module], transforms: int) -> Callable[[Tensor, f
 
 def mixture(x: Tensor, seconds: float) -> nn.Module:
     model = zuko.mixtures.GMM(x.shape[-1], components=32)
-    # Noise, because columns with few values have singular covariances in some clusters.
-    model.initialize(x + 0.1 * torch.randn_like(x), "kmeans")
+    # Copies with noise, because clusters of a few rows have singular covariances.
+    rows = x.clamp(-3, 3).repeat(30, 1)
+    model.initialize(rows + 0.3 * torch.randn_like(rows), "kmeans")
     train_peer(model, x, seconds, lr=1e-2)
     return model
 
