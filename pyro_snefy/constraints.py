@@ -6,6 +6,7 @@ __all__ = [
     "intersection",
     "intervals",
     "is_real",
+    "leading_reals",
     "missing",
     "open_interval",
     "permuted",
@@ -154,6 +155,19 @@ class _Missing(_Composed):
         return self.parts[0].check(filled)
 
 
+class _LeadingReals(Constraint):
+    r"""Real vectors whose last coordinates may be NaN."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        gaps = value.isnan()
+        return ~(gaps[..., :-1] & ~gaps[..., 1:]).any(-1)
+
+    def __repr__(self) -> str:
+        return "leading_reals"
+
+
 class _Realisations(_Composed):
     r"""Finite sets of points, one in each row. A row of NaN is no point."""
 
@@ -173,6 +187,7 @@ def _stack(checks: Iterable[Tensor]) -> Tensor:
 
 
 unit_sphere = _UnitSphere()
+leading_reals = _LeadingReals()
 missing = _Missing
 permuted = _Permuted
 intervals = _Intervals

@@ -1,7 +1,16 @@
 r"""Distributions of Pyro, each made of one network."""
 
-__all__ = ["SNEFY", "Censored", "Marginal", "Observed", "PartiallyObserved", "PoissonProcess"]
+__all__ = [
+    "SNEFY",
+    "Autoregressive",
+    "Censored",
+    "Marginal",
+    "Observed",
+    "PartiallyObserved",
+    "PoissonProcess",
+]
 
+from .autoregressive import Autoregressive
 from .censored import Censored
 from .marginal import Marginal
 from .observed import Observed

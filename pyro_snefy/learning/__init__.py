@@ -1,6 +1,7 @@
 r"""Modules that own the parameters of distributions, and their fit by maximum likelihood."""
 
 __all__ = [
+    "AutoregressiveSNEFY",
     "BaseHead",
     "Bias",
     "ConditionalPointProcess",
@@ -11,6 +12,7 @@ __all__ = [
     "LocationScale",
     "PointProcess",
     "ReadoutHead",
+    "autoregressive_snefy",
     "conditional_snefy",
     "fit",
     "fit_readout",
@@ -18,6 +20,7 @@ __all__ = [
     "snefy",
 ]
 
+from .autoregressive import AutoregressiveSNEFY, autoregressive_snefy
 from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
 from .heads import BaseHead, Bias, Head, LocationScale, ReadoutHead

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +58,10 @@ class _Likelihood(nn.Module):
         super().__init__()
         self.module = module
 
-    def distribution(self, context: Tensor | None, partial: bool) -> Any:
-        distribution = self.module() if context is None else self.module(context)
+    def distribution(self, rows: Rows, partial: bool) -> Any:
+        distribution = self.module() if rows.context is None else self.module(rows.context)
+        if rows.noise is not None:
+            return _observed(distribution, rows.noise)
         if not partial or not distribution.event_shape:
             return distribution
         if not hasattr(distribution, "partially_observed"):
@@ -70,9 +72,18 @@ class _Likelihood(nn.Module):
         return distribution.partially_observed()
 
     def forward(self, rows: Rows, partial: bool, scale: Tensor | float) -> None:
-        distribution = self.distribution(rows.context, partial)
+        distribution = self.distribution(rows, partial)
         with pyro.plate("rows", len(rows), dim=-1), pyro.poutine.scale(scale=scale):
             pyro.sample("x", distribution, obs=rows.x)
+
+
+def _observed(distribution: Any, noise: Tensor) -> Any:
+    if not hasattr(distribution, "observed"):
+        raise ValueError(
+            f"fit: expected no noise, because {type(distribution).__name__} has no method "
+            "observed, got some."
+        )
+    return distribution.observed(noise)
 
 
 class _NoLatents(nn.Module):
@@ -89,10 +100,11 @@ def fit(
     context: Data | None = None,
     *,
     weights: Data | None = None,
+    noise: Data | None = None,
     max_epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
-    validation: float | Data | tuple[Data, Data] = 0.1,
+    validation: float | Data | tuple[Data, ...] = 0.1,
     patience: int | None = None,
     progress: bool = True,
     callback: Callable[[int, History], object] | None = None,
@@ -113,6 +125,11 @@ def fit(
     more than :math:`\max(20, 10 (q_{90} - q_{50}))` nats above their median :math:`q_{50}` counts
     as if it were there, so that one extreme row cannot decide; a warning names such rows.
 
+    With noise, rows are :math:`x_i = y_i + \varepsilon_i`, where the module is the law of
+    :math:`y_i`, and :math:`\varepsilon_i` is normal with the given standard deviations. The
+    likelihood of :math:`x_i` is a closed form, see :meth:`pyro_snefy.SNEFY.observed`, so that the
+    module learns the law without the noise: a deconvolution.
+
     Under ``torchrun``, or in a default process group, every process is given the same rows, takes
     its share of each batch, and adds its gradient to the others. A ``DataLoader`` is each process's
     own, with as many batches as the others have. The first process shows progress, calls the
@@ -129,6 +146,8 @@ def fit(
             :class:`torch.utils.data.DataLoader` of batches ``x`` or ``(x, context)``.
         context: The contexts, with shape :math:`(N, \text{context\_dim})`.
         weights: The weight of each row, with shape :math:`(N,)`, up to a factor.
+        noise: The standard deviations of the errors of measurement in ``x``, in the shape of ``x``,
+            for distributions with a method ``observed``. Then ``x`` has no NaN.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
             last of them. None stands for 200, and for more if they have fewer than 3,000 steps;
             for 60 to 400 with :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
@@ -138,10 +157,11 @@ def fit(
         lr: The highest learning rate. None stands for 0.005, and for 0.02 with
             :func:`~pyro_snefy.snefy`. Large networks learn well with about 0.003.
         validation: The share of rows that are held out to choose the best epoch, or other events
-            ``x`` or ``(x, context)`` for it. The rows are drawn at random, and are the same in each
-            fit of as many rows: :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits the
-            mixture that it finds, and the readout, to other rows. With 0, the last epoch is kept
-            unless the rows are less likely than at the start.
+            ``x``, ``(x, context)`` or ``(x, context, noise)`` for it. The rows are drawn at random,
+            and are the same in each fit of as many rows:
+            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits the mixture that it finds, and
+            the readout, to other rows. With 0, the last epoch is kept unless the rows are less
+            likely than at the start.
         patience: The fit stops after this many epochs without a better validation value. None
             stands for 30, and for 15 % of the epochs where these are more than 200 by default.
         progress: Whether to show a progress bar.
@@ -167,7 +187,7 @@ def fit(
     _check_module(module)
     like = next(p for p in module.parameters() if p.requires_grad)
     with processes(like.device) as group:
-        data = _data(module, x, context, weights, validation, like)
+        data = _data(module, x, context, weights, noise, validation, like)
         settings = _settings(module, data.size, max_epochs, batch_size, lr, patience)
         run = _Run(module, data, settings, group, Path(checkpoint) if checkpoint else None)
         return run(progress and group.rank == 0, callback)
@@ -257,7 +277,8 @@ class _Run:
         total = len(self.source) * settings.max_epochs
         self.schedule = LambdaLR(self.optimizer, _Schedule(total))
         # The convex solve at the end does for the readout of a joint family what averages would.
-        span = 1 if isinstance(module, JointSNEFY) else _AVERAGED
+        noisy = self.rows is not None and self.rows.noise is not None
+        span = 1 if isinstance(module, JointSNEFY) and not noisy else _AVERAGED
         self.average = _Average(self.parameters, span)
         self.history, self.first_epoch = History(), 0
         self.saved = saved
@@ -367,7 +388,7 @@ class _Run:
         partial = bool(self.partial) or bool(rows.x.isnan().any())
         for k, some in enumerate(rows.split(size)):
             if k % group.size == group.rank:
-                log_prob = self.model.distribution(some.context, partial).log_prob(some.x)
+                log_prob = self.model.distribution(some, partial).log_prob(some.x)
                 values[k * size : (k + 1) * size] = -log_prob
         group.add([values])
         return _bounded(values, rows.weights)
@@ -407,6 +428,8 @@ class _Run:
             return
         if not module.readout.requires_grad:
             return
+        if rows is not None and rows.noise is not None:
+            return  # the solve is for events without noise
         if rows is None or judges is None or self.history.kept_start or self.history.interrupted:
             return
         assert isinstance(self.source, Memory)
@@ -434,7 +457,7 @@ class _Run:
         x, size = rows.x, 4 * self.settings.batch_size
         partial = bool(x.isnan().any())
         for k, some in enumerate(rows.split(size)):
-            distribution = self.model.distribution(some.context, partial)
+            distribution = self.model.distribution(some, partial)
             if partial and not distribution.event_shape:
                 raise ValueError(
                     f"fit: expected {name} without NaN where events are scalars, got "
@@ -505,7 +528,7 @@ def _normalized(rows: Rows) -> Rows:
     # Weights with the mean one, so that learning rates and gradients have their usual sizes.
     if rows.weights is None:
         return rows
-    return Rows(rows.x, rows.context, rows.weights / rows.weights.mean())
+    return replace(rows, weights=rows.weights / rows.weights.mean())
 
 
 def _complete(rows: Rows) -> Rows:
@@ -515,7 +538,7 @@ def _complete(rows: Rows) -> Rows:
 def _checksum(data: _Data) -> float | None:
     if isinstance(data.rows, DataLoader):
         return None
-    parts = [data.rows.x, data.rows.context, data.rows.weights]
+    parts = [data.rows.x, data.rows.context, data.rows.weights, data.rows.noise]
     return sum(x.double().nansum().item() for x in parts if x is not None)
 
 
@@ -661,7 +684,8 @@ def _data(
     x: Data | DataLoader,
     context: Data | None,
     weights: Data | None,
-    validation: float | Data | tuple[Data, Data],
+    noise: Data | None,
+    validation: float | Data | tuple[Data, ...],
     like: Tensor,
 ) -> _Data:
     """The arguments of a fit as tensors of the module, checked."""
@@ -671,18 +695,20 @@ def _data(
         if not 0 <= share < 1:
             raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
     else:
-        pair = validation if isinstance(validation, tuple) else (validation, None)
-        if len(pair) != 2:
-            raise ValueError(
-                f"fit: expected validation to be a share, x or (x, context), got {len(pair)} parts."
-            )
-        held_out = _rows("validation", module, pair[0], pair[1], None, like)
+        parts = validation if isinstance(validation, tuple) else (validation, None)
+        expected = (
+            "a share, x or (x, context)" if noise is None else "a share or (x, context, noise)"
+        )
+        if len(parts) != (2 if noise is None else 3):
+            raise ValueError(f"fit: expected validation to be {expected}, got {len(parts)} parts.")
+        events, contexts, errors = (*parts, None)[:3]
+        held_out = _rows("validation", module, events, contexts, None, errors, like)
     if isinstance(x, DataLoader):
-        for name, value in (("context", context), ("weights", weights)):
+        for name, value in (("context", context), ("weights", weights), ("noise", noise)):
             if value is not None:
                 raise ValueError(f"fit: expected no {name} beside a DataLoader, got one.")
         return _Data(x, share, held_out, like, None)
-    rows = _rows("x", module, x, context, weights, like)
+    rows = _rows("x", module, x, context, weights, noise, like)
     if not len(rows) - int(share * len(rows)):
         raise ValueError(f"fit: expected rows to train on, got x with {len(rows)} rows.")
     return _Data(rows, share, held_out, like, len(rows))
@@ -694,6 +720,7 @@ def _rows(
     x: Data,
     context: Data | None,
     weights: Data | None,
+    noise: Data | None,
     like: Tensor,
 ) -> Rows:
     x = as_tensor("fit", name, x, like)
@@ -731,4 +758,25 @@ def _rows(
             )
         if not (weights.isfinite().all() and (weights >= 0).all() and weights.sum() > 0):
             raise ValueError("fit: expected weights >= 0, finite and not all zero.")
-    return Rows(x, context, weights)
+    return Rows(x, context, weights, None if noise is None else _noise(name, x, noise))
+
+
+def _noise(name: str, x: Tensor, noise: Data) -> Tensor:
+    noise = as_tensor("fit", "noise", noise, x)
+    if noise.shape != x.shape:
+        raise ValueError(
+            f"fit: expected noise with the shape {tuple(x.shape)} of {name}, got "
+            f"{tuple(noise.shape)}."
+        )
+    if x.isnan().any():
+        raise ValueError(
+            f"fit: expected {name} without NaN beside noise, got {int(x.isnan().sum())} NaN."
+        )
+    bad = ~(noise.isfinite() & (noise > 0))
+    if bad.any():
+        raise ValueError(
+            f"fit: expected noise > 0 and finite, got {noise[bad][0].item()} and "
+            f"{int(bad.sum())} such values in all."
+        )
+    found: Tensor = noise
+    return found

@@ -41,20 +41,20 @@ def as_tensor(caller: str, name: str, value: Any, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    r"""Events, with contexts and weights, or None where there are none."""
+    r"""Events, with contexts, weights and errors of measurement, or None where there are none."""
 
     x: Tensor
     context: Tensor | None = None
     weights: Tensor | None = None  # with the mean one over the rows to learn from
+    noise: Tensor | None = None  # standard deviations, with the shape of x
 
     def __len__(self) -> int:
         return len(self.x)
 
     def take(self, index: Tensor | slice) -> "Rows":
         """Some of the rows."""
-        context = None if self.context is None else self.context[index]
-        weights = None if self.weights is None else self.weights[index]
-        return Rows(self.x[index], context, weights)
+        others = (self.context, self.weights, self.noise)
+        return Rows(self.x[index], *(part if part is None else part[index] for part in others))
 
     def split(self, size: int) -> list["Rows"]:
         """The rows in pieces, in their order."""

@@ -14,6 +14,7 @@ __all__ = [
     "unfold",
 ]
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ def fold(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Layout | None]:
     sizes = [batch[k] for k in own]
     matrix = matrix.reshape(sizes + list(matrix.shape[-2:]))
     arranged = rows.permute(*own, *free, rank)
-    folded = arranged.reshape([rows.shape[k] for k in own] + [-1, rows.shape[-1]])
+    count = math.prod(rows.shape[k] for k in free)  # no -1, because batches may be empty
+    folded = arranged.reshape([rows.shape[k] for k in own] + [count, rows.shape[-1]])
     order = own + free
     shape = (*sizes, *(rows.shape[k] for k in free))
     return folded, matrix, Layout(shape, tuple(order.index(k) for k in range(rank)))
