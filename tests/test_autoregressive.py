@@ -37,7 +37,9 @@ def rough(
         module.scale_tril.copy_(torch.eye(dim) + 0.5 * torch.ones(dim, dim).tril(-1))
         module.loc.copy_(torch.arange(dim))
         # Light tails, so that a bounded grid has all but 1e-9 of the mass.
-        module.base.assign("logits", torch.tensor([0.0, -60, -60, -60, -60, -60]))
+        logits = torch.full_like(module.base().logits, -60.0)
+        logits[0] = 0.0
+        module.base.assign("logits", logits)
     return module
 
 

