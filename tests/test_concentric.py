@@ -105,16 +105,17 @@ def test_outliers_cost_few_nats() -> None:
 
 
 def test_first_values_know_the_tails() -> None:
-    """With 5 % of outliers, the first weights of the wide components are 5 % in all."""
+    """With 20 % of outliers, the first weights of the wide components are 20 % in all."""
     x = torch.randn(4000)
-    x[:200] *= 300
+    x[:800] *= 300
     model = conditional_snefy((), 1)
     model.initialize(x, torch.randn(4000, 1))
     shares = model.base().log_weights().exp()
-    assert 0.03 < shares[3:].sum() < 0.07  # scales of 64 and more
+    assert 0.15 < shares[3:].sum() < 0.25  # scales of 64 and more
     light = conditional_snefy((), 1)
     light.initialize(torch.randn(4000), torch.randn(4000, 1))
-    assert light.base().log_weights()[3:].exp().sum() < 1e-4
+    before = conditional_snefy((), 1).base().log_weights()
+    torch.testing.assert_close(light.base().log_weights()[3:], before[3:], atol=0.2, rtol=0)
 
 
 @pytest.mark.parametrize(

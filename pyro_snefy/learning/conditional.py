@@ -412,10 +412,9 @@ def conditional_snefy(
     )
 
 
-# Scales of the components of a base with heavy tails. At first, each of the wide ones adds an
-# eighth of the variance of the first one.
+# Scales of the components of a base with heavy tails, and the first logarithms of their weights.
 _SCALES = tuple(4.0**k for k in range(7))
-_LOGITS = (0.0, *(-math.log(8 * scale**2) for scale in _SCALES[1:]))
+_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
 
 
 def _heavy_tailed(base: Base) -> GaussianMixture:
