@@ -64,7 +64,7 @@ def fold(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Layout | None]:
     sizes = [batch[k] for k in own]
     matrix = matrix.reshape(sizes + list(matrix.shape[-2:]))
     arranged = rows.permute(*own, *free, rank)
-    count = math.prod(rows.shape[k] for k in free)  # no -1, because batches may be empty
+    count = math.prod([rows.shape[k] for k in free])  # no -1, because batches may be empty
     folded = arranged.reshape([rows.shape[k] for k in own] + [count, rows.shape[-1]])
     order = own + free
     shape = (*sizes, *(rows.shape[k] for k in free))
