@@ -97,14 +97,14 @@ class StudentT(Elliptical):
         slope = (order + 1) / order * matern(order, self._square(omega))
         return None, slope.unsqueeze(-1) * self.times_matrix(omega)
 
-    def pair_characteristics(self, weight: Tensor) -> Pairs:
+    def pair_deficits(self, weight: Tensor) -> Pairs:
         # Both matrices are symmetric: their upper triangles are enough.
         n = weight.shape[-2]
         row, column = torch.triu_indices(n, n, device=weight.device)
         left, right = weight[..., row, :], weight[..., column, :]
         place = torch.zeros((n, n), dtype=torch.long, device=weight.device)
         place[row, column] = place[column, row] = torch.arange(len(row), device=weight.device)
-        minus, plus = (self.characteristic(x)[0][..., place] for x in (left - right, left + right))
+        minus, plus = (self.deficit(x)[0][..., place] for x in (left - right, left + right))
         return (minus, None), (plus, None)
 
     def sample_member(self, eta: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Size, Tensor
 
 from ..activations import Activation
 from ..constraints import product
-from ..numerics.linalg import broadcast_shapes, rows_matmul
+from ..numerics.linalg import concatenate, rows_matmul
 from .base import Base, Partial, check_bases
 from .engines import FourierBase, LaplaceBase, Pairs
 from .gaussian import Gaussian
@@ -55,7 +55,7 @@ class Product(FourierBase, LaplaceBase):
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         # An event, from its parts.
         pairs = zip(self.bases, pieces, strict=True)
-        return _concatenate([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs])
+        return concatenate([x if base.event_dim else x.unsqueeze(-1) for base, x in pairs])
 
     def _blocks(self, rows: Tensor) -> list[tuple[Any, Tensor]]:
         # The factors, each with its columns of weights, frequencies or natural parameters.
@@ -99,7 +99,7 @@ class Product(FourierBase, LaplaceBase):
         return self._join([base.example(like) for base in self.bases])
 
     def statistic(self, x: Tensor) -> Tensor:
-        return _concatenate([base.statistic(piece) for base, piece in self._pieces(x)])
+        return concatenate([base.statistic(piece) for base, piece in self._pieces(x)])
 
     def log_density(self, x: Tensor) -> Tensor:
         return _sum([base.log_density(piece) for base, piece in self._pieces(x)])
@@ -183,8 +183,8 @@ class Product(FourierBase, LaplaceBase):
                 else matrix
                 for j, own in given.items()
             ]
-            rows.append(_concatenate(blocks).mT)
-        return _concatenate(rows).mT
+            rows.append(concatenate(blocks).mT)
+        return concatenate(rows).mT
 
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         masks = observed.split(self.lengths, dim=-1)
@@ -209,7 +209,7 @@ class Product(FourierBase, LaplaceBase):
         return mass
 
     def mean(self, like: Tensor) -> Tensor:
-        return _concatenate([base.mean(rows) for base, rows in self._blocks(like)])
+        return concatenate([base.mean(rows) for base, rows in self._blocks(like)])
 
     def covariance(self, like: Tensor) -> Tensor:
         return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
@@ -235,7 +235,7 @@ class Product(FourierBase, LaplaceBase):
             assert imag is not None  # no slope is real
             reals.append(real)
             imags.append(imag)
-        return _concatenate(reals), _concatenate(imags)
+        return concatenate(reals), concatenate(imags)
 
     deficit_cancels = False  # unless a factor's does
 
@@ -260,7 +260,7 @@ class Product(FourierBase, LaplaceBase):
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
         moments = [base.member_moments(rows) for base, rows in self._blocks(eta)]
-        mean = _concatenate([mean for mean, _ in moments])
+        mean = concatenate([mean for mean, _ in moments])
         return mean, _block_diagonal([covariance for _, covariance in moments])
 
     def __repr__(self) -> str:
@@ -282,20 +282,15 @@ def _product(bases: list[Base]) -> Base:
 
 def _joint(gaussians: Sequence[Gaussian], like: Tensor) -> Gaussian:
     # The joint law of independent normal variables.
-    loc = _concatenate([base.mean(like) for base in gaussians])
+    loc = concatenate([base.mean(like) for base in gaussians])
     if all(base.scale_tril is None for base in gaussians):
-        scale = _concatenate([base.factor for base in gaussians])
+        scale = concatenate([base.factor for base in gaussians])
         return Gaussian(loc, scale, validate_args=False)
     factors = [
         torch.diag_embed(base.factor) if base.scale_tril is None else base.factor
         for base in gaussians
     ]
     return Gaussian(loc, scale_tril=_block_diagonal(factors), validate_args=False)
-
-
-def _concatenate(values: Sequence[Tensor]) -> Tensor:
-    batch = broadcast_shapes(*(value.shape[:-1] for value in values))
-    return torch.cat([value.expand(batch + value.shape[-1:]) for value in values], dim=-1)
 
 
 def _sum(terms: Sequence[Tensor]) -> Tensor:
@@ -331,4 +326,4 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
         torch.nn.functional.pad(block, (end - block.shape[-1], ends[-1] - end))
         for block, end in zip(blocks, ends, strict=True)
     ]
-    return _concatenate([rows.mT for rows in padded]).mT
+    return concatenate([rows.mT for rows in padded]).mT

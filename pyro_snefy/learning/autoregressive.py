@@ -17,7 +17,7 @@ from ..activations import Cos
 from ..bases import Gaussian, Standardized
 from ..distributions.autoregressive import Autoregressive
 from ..distributions.snefy import SNEFY
-from .conditional import _heavy_tailed, _wave_basis
+from .defaults import heavy_tailed, wave_basis
 from .heads import LocationScale, Parameters, ReadoutHead
 from .initialization import checked_events, complete_rows, spread
 from .parameters import BaseModule, as_base, check_sizes
@@ -71,7 +71,7 @@ class AutoregressiveSNEFY(nn.Module):
         super().__init__()
         _check(dim, context_dim, hidden_dim, readout_dim, hidden_dims)
         self.dim, self.context_dim = int(dim), int(context_dim)
-        base = _heavy_tailed(as_base((), "autoregressive_snefy"))
+        base = heavy_tailed(as_base((), "autoregressive_snefy"))
         self.base = BaseModule(base, ("logits",))
         self.register_buffer("weight", torch.empty(hidden_dim, 1))
         self.register_buffer("bias", torch.empty(hidden_dim))
@@ -97,7 +97,7 @@ class AutoregressiveSNEFY(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws new parameters."""
-        weight, bias = _wave_basis(self.weight)
+        weight, bias = wave_basis(self.weight)
         self.weight.copy_(weight)
         self.bias.copy_(bias)
         # Near the base itself: the first neuron is constant.

@@ -4,7 +4,6 @@ __all__ = ["ConditionalSNEFY", "conditional_snefy"]
 
 import math
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 import torch
 from pyro.distributions import ConditionalDistribution
@@ -23,6 +22,7 @@ from ..bases import (
 )
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
+from .defaults import AsinhNet, heavy_tailed, wave_basis
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
     checked_events,
@@ -113,7 +113,7 @@ class ConditionalSNEFY(FamilyModule):
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
         if not self.learn_neurons:
-            weight, bias = _wave_basis(self.weight)
+            weight, bias = wave_basis(self.weight)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
             # Near the base itself: the first neuron is constant.
@@ -285,44 +285,6 @@ def _check(
 
 # Counts whose rate the network moves by default.
 _COUNTS = (Bernoulli, Binomial, Geometric, NegativeBinomial, Poisson)
-# The least and the largest frequency of a basis of waves, in radians per unit of scale.
-_FREQUENCIES = 0.5, 8.0
-
-
-def _wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
-    # Weights (n, D) and biases of 1, cos(w_1 · u), sin(w_1 · u), cos(w_2 · u), ...: frequencies in
-    # a geometric series, in random directions.
-    n, d = like.shape
-    low, high = map(math.log, _FREQUENCIES)
-    count = max(n // 2, 1)
-    frequency = torch.linspace(low, high, count, dtype=like.dtype, device=like.device).exp()
-    direction = torch.randn((len(frequency), d), dtype=like.dtype, device=like.device)
-    direction = direction.sign() if d == 1 else nn.functional.normalize(direction, dim=-1)
-    pairs = (frequency.unsqueeze(-1) * direction).repeat_interleave(2, dim=0)
-    weight = torch.cat([torch.zeros_like(like[:1]), pairs])[:n]
-    phase = torch.arange(n, device=like.device).remainder(2) - 1  # -1 for sines
-    phase[0] = 0
-    return weight, phase * (math.pi / 2)
-
-
-class _AsinhNet(nn.Module):
-    # A network of rectifiers is linear far from the data: at an outlying context it would emit a
-    # location far from the truth, with a small scale. asinh brings outlying contexts near.
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
-        # Small outputs: the family starts out nearly the same for every context.
-        last_weight, last_bias = self.layers[-1].parameters()
-        nn.init.normal_(last_weight, std=0.01)
-        nn.init.zeros_(last_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.asinh()
-        for layer in self.layers[:-1]:
-            x = layer(x).relu()
-        outputs: Tensor = self.layers[-1](x)
-        return outputs
 
 
 def conditional_snefy(
@@ -382,7 +344,7 @@ def conditional_snefy(
     base = as_base(base_or_dim, "conditional_snefy")
     # Waves are bounded: the tails of the base are the tails of the density.
     chosen = not isinstance(base_or_dim, Base) and isinstance(activation, Cos | Sin | Cis)
-    base = _heavy_tailed(base) if chosen else base
+    base = heavy_tailed(base) if chosen else base
     basis = heads is None and net is None and base.support in REALS and isinstance(activation, Cos)
     if basis:
         heads = (LocationScale(), ReadoutHead())
@@ -398,7 +360,7 @@ def conditional_snefy(
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         parameters = Parameters(event, event, bias, readout, base)
         outputs = sum(head.size(parameters) for head in heads)
-        net = _AsinhNet([context_dim, *hidden_dims, outputs])
+        net = AsinhNet([context_dim, *hidden_dims, outputs])
     return ConditionalSNEFY(
         base,
         context_dim,
@@ -410,15 +372,3 @@ def conditional_snefy(
         learn_neurons=not basis,
         learn_base=("logits",) if chosen else False,
     )
-
-
-# Scales of the components of a base with heavy tails, and the first logarithms of their weights.
-_SCALES = tuple(4.0**k for k in range(7))
-_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
-
-
-def _heavy_tailed(base: Base) -> GaussianMixture:
-    # Normal laws about zero in place of one, each four times as wide as the one before.
-    loc = torch.zeros((1, *base.event_shape))
-    scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
-    return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)

@@ -318,8 +318,9 @@ def fit_tails(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     for _ in range(_ROUNDS):
         shares = (logits + log_density).softmax(-1).mean(0)
         logits = torch.maximum(shares.log(), base.log_weights()).log_softmax(-1)
-    values = iter([logits, base.loc, base.scale])
-    return base.map(lambda _: next(values))  # type: ignore[arg-type, return-value]
+    return GaussianMixture(
+        logits, base.loc, base.scale, event_dim=base.event_dim, validate_args=False
+    )
 
 
 def robust_location_scale(x: Tensor) -> tuple[Tensor, Tensor]:

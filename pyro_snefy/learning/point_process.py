@@ -16,7 +16,8 @@ from ..activations import Activation, Cos
 from ..bases import Base
 from ..distributions.poisson_process import PoissonProcess
 from ..distributions.snefy import SNEFY
-from .conditional import _AsinhNet, conditional_snefy
+from .conditional import conditional_snefy
+from .defaults import AsinhNet
 from .heads import Head
 from .initialization import spread
 from .joint import JointSNEFY, snefy
@@ -107,7 +108,7 @@ class _Counts(nn.Module):
 
     def __init__(self, context_dim: int, hidden_dims: Sequence[int]) -> None:
         super().__init__()
-        self.net = _AsinhNet([context_dim, *hidden_dims, 1])
+        self.net = AsinhNet([context_dim, *hidden_dims, 1])
         self.log_mean = nn.Parameter(torch.zeros(()))
         self.register_buffer("context_loc", torch.zeros(context_dim))
         self.register_buffer("context_scale", torch.ones(context_dim))

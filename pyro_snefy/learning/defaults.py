@@ -1,0 +1,71 @@
+r"""What default likelihoods are made of: a base with heavy tails, a basis of waves, a network."""
+
+__all__ = ["AsinhNet", "heavy_tailed", "wave_basis"]
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from ..bases import Base, GaussianMixture
+
+# Scales of the components of a base with heavy tails, and the first logarithms of their weights.
+_SCALES = tuple(4.0**k for k in range(7))
+_LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
+
+
+def heavy_tailed(base: Base) -> GaussianMixture:
+    """Normal laws about zero in place of a base, each four times as wide as the one before."""
+    loc = torch.zeros((1, *base.event_shape))
+    scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
+    return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)
+
+
+# The least and the largest frequency of a basis of waves, in radians per unit of scale.
+_FREQUENCIES = 0.5, 8.0
+
+
+def wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weights and biases of the waves :math:`1, \cos(w_1 \cdot u), \sin(w_1 \cdot u), \ldots`
+
+    Frequencies are in a geometric series, in random directions.
+
+    Arguments:
+        like: A tensor with the shape, the dtype and the device of the weights, :math:`(n, D)`.
+    """
+    n, d = like.shape
+    low, high = map(math.log, _FREQUENCIES)
+    count = max(n // 2, 1)
+    frequency = torch.linspace(low, high, count, dtype=like.dtype, device=like.device).exp()
+    direction = torch.randn((len(frequency), d), dtype=like.dtype, device=like.device)
+    direction = direction.sign() if d == 1 else nn.functional.normalize(direction, dim=-1)
+    pairs = (frequency.unsqueeze(-1) * direction).repeat_interleave(2, dim=0)
+    weight = torch.cat([torch.zeros_like(like[:1]), pairs])[:n]
+    phase = torch.arange(n, device=like.device).remainder(2) - 1  # -1 for sines
+    phase[0] = 0
+    return weight, phase * (math.pi / 2)
+
+
+class AsinhNet(nn.Module):
+    r"""Rectifiers on asinh of the contexts.
+
+    A network of rectifiers is linear far from the data: at an outlying context it would emit a
+    location far from the truth, with a small scale. asinh brings outlying contexts near.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
+        # Small outputs: the family starts out nearly the same for every context.
+        last_weight, last_bias = self.layers[-1].parameters()
+        nn.init.normal_(last_weight, std=0.01)
+        nn.init.zeros_(last_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.asinh()
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        outputs: Tensor = self.layers[-1](x)
+        return outputs
