@@ -3,6 +3,7 @@ r"""Activation functions of squared neural families."""
 __all__ = [
     "GELU",
     "Activation",
+    "Bump",
     "Cis",
     "Cos",
     "Erf",
@@ -48,6 +49,9 @@ class Activation:
     resolution: ClassVar[float] = 4.0
     # The p of a σ that is homogeneous, σ(r z) = r^p σ(z) for r > 0, with a kink at zero, or None.
     degree: ClassVar[int | None] = None
+    # The |z| beyond which σ is negligible beside one in float64, or None. Within it, σ^2 varies as
+    # in panels of length two.
+    extent: ClassVar[float | None] = None
 
     def __call__(self, z: Tensor) -> Tensor:
         raise NotImplementedError
@@ -315,6 +319,38 @@ class Erf(GaussianActivation):
 
 def _erf_log_slope(z: Tensor) -> Tensor:
     return 2 / math.sqrt(math.pi) * (-z.square()).exp() / z.erf()
+
+
+@dataclass(frozen=True)
+class Bump(GaussianActivation):
+    r"""The bump, :math:`\sigma(z) = e^{-z^2 / 2}`.
+
+    A neuron is large in the slab :math:`|w \cdot t + b| \lesssim 1` and negligible far from it, so
+    that the tails of a density are those of the base, times what neurons with zero weight leave
+    there. Squared networks of bumps are the positive semi-definite models of Rudi and Ciliberto,
+    arXiv:2106.16116, with slabs in place of balls.
+
+    Example:
+        >>> Bump()(torch.tensor([0.0, 1.0]))
+        tensor([1.0000, 0.6065])
+    """
+
+    is_bounded: ClassVar[bool] = True
+    resolution = 0.0
+    extent = 9.0
+
+    def modes(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        mode = mean / (1 + 2 * scale.square())
+        return mode.clamp(max=0), mode.clamp(min=0)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return (-0.5 * z * z).exp()
+
+    def features(self, z: Tensor) -> Features:
+        # Over the largest bump of a row, which may be below the smallest float.
+        exponent = -0.5 * z * z
+        largest = exponent.detach().amax(-1, keepdim=True)
+        return Features(largest, ((exponent - largest).exp(),), bounded=True)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ ACTIVATIONS: dict[str, tuple[Activation, oracle.Activation]] = {
     "ReLU3": (activations.ReLU(3), oracle.activation("relu", 3)),
     "LeakyReLU": (activations.LeakyReLU(0.2), oracle.activation("leaky", 0.2)),
     "GELU": (activations.GELU(), oracle.activation("gelu")),
+    "Bump": (activations.Bump(), oracle.activation("bump")),
 }
 
 

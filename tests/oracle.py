@@ -133,6 +133,13 @@ def _gelu() -> Activation:
     return Activation("gelu", lambda z: z * special.ndtr(z), precision=1.0, log_value=log_value)
 
 
+def _bump() -> Activation:
+    def log_value(z: Array) -> tuple[Array, Array]:
+        return -0.5 * z**2, np.ones_like(z)
+
+    return Activation("bump", lambda z: np.exp(-0.5 * z**2), precision=1.0, log_value=log_value)
+
+
 _ACTIVATIONS: dict[str, Callable[..., Activation]] = {
     "cos": lambda: Activation("cos", np.cos, bandwidth=1.0),
     "sin": lambda: Activation("sin", np.sin, bandwidth=1.0),
@@ -145,6 +152,7 @@ _ACTIVATIONS: dict[str, Callable[..., Activation]] = {
     "relu": _relu,
     "leaky": _leaky,
     "gelu": _gelu,
+    "bump": _bump,
 }
 
 
@@ -155,8 +163,8 @@ def activation(
 
     Arguments:
         spec: One of cos, sin, cis, snake(a, offset), exp(scale), identity, erf, step, relu(power),
-            leaky(slope), gelu; or a function, with `kinks=`, `bandwidth=` and `precision=` as in
-            :class:`Activation`; or an activation, returned as it is.
+            leaky(slope), gelu, bump; or a function, with `kinks=`, `bandwidth=` and `precision=` as
+            in :class:`Activation`; or an activation, returned as it is.
 
     Example:
         >>> activation("relu", 2).kinks

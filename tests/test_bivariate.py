@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, jvp
 
 from pyro_snefy import SNEFY
-from pyro_snefy.activations import GELU, Activation, Erf, LeakyReLU, ReLU, Step
+from pyro_snefy.activations import GELU, Activation, Bump, Erf, LeakyReLU, ReLU, Step
 from pyro_snefy.bases import UniformSphere
 from pyro_snefy.numerics.bivariate import (
+    bump_moment,
     erf_moment,
     gelu_moment,
     half_normal_moments,
@@ -75,6 +76,14 @@ def mp_mean_gelu(m: mp.mpf, s: mp.mpf) -> mp.mpf:
     return m * mp_cdf(m / t) + s * s * mp_pdf(m / t) / t
 
 
+def mp_bump(z: mp.mpf) -> mp.mpf:
+    return mp.exp(-z * z / 2)
+
+
+def mp_mean_bump(m: mp.mpf, s: mp.mpf) -> mp.mpf:
+    return mp_bump(m / mp.sqrt(1 + s * s)) / mp.sqrt(1 + s * s)
+
+
 @dataclass(frozen=True)
 class Case:
     """An activation: its product moment, and mpmath's value and mean of it."""
@@ -93,6 +102,7 @@ CASES = {
     "leaky": Case(partial(leaky_relu_moment, SLOPE), mp_leaky, mp_mean_leaky),
     "erf": Case(erf_moment, mp.erf, mp_mean_erf),
     "gelu": Case(gelu_moment, mp_gelu, mp_mean_gelu),
+    "bump": Case(bump_moment, mp_bump, mp_mean_bump),
 }
 CONTINUOUS = [name for name in CASES if name != "step"]
 
@@ -393,7 +403,7 @@ def test_forward_mode(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "activation", [Erf(), Step(), ReLU(), ReLU(2), LeakyReLU(0.1), GELU()], ids=repr
+    "activation", [Erf(), Step(), ReLU(), ReLU(2), LeakyReLU(0.1), GELU(), Bump()], ids=repr
 )
 def test_forward_mode_of_a_density(activation: Activation) -> None:
     W, b, V = torch.randn(3, 2), torch.randn(3), torch.randn(2, 3)
@@ -416,6 +426,18 @@ def test_forward_mode_of_a_density(activation: Activation) -> None:
     for row, other in zip(curvature, twice, strict=True):
         for found, expected in zip(row, other, strict=True):
             assert torch.allclose(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bumps_far_out(dtype: torch.dtype) -> None:
+    """Bumps of 1e-870 have a logarithm: p = N(x; 0, 1) e^{-z^2} / E[e^{-z^2}] for one neuron."""
+    w, b, x = 2.0, 1.0, torch.tensor([0.0, 10.0, 30.0], dtype=dtype)
+    d = SNEFY(*(torch.tensor(v, dtype=dtype) for v in ([[w]], [b], [[3.0]])), activation=Bump())
+    found = d.log_prob(x.unsqueeze(-1))
+    with mp.workdps(30):
+        mass = mp.quad(lambda t: mp_pdf(t) * mp_bump(w * t + b) ** 2, [-mp.inf, -1, 0, mp.inf])
+        expected = [float(mp.log(mp_pdf(t) / mass) - (w * t + b) ** 2) for t in x.tolist()]
+    assert torch.allclose(found.double(), torch.tensor(expected), rtol=3 * torch.finfo(dtype).eps)
 
 
 def test_step_gradient_is_split_between_equal_bounds() -> None:

@@ -10,9 +10,15 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from ..activations import GELU, Activation, Erf, GaussianActivation, LeakyReLU, ReLU, Step
+from ..activations import GELU, Activation, Bump, Erf, GaussianActivation, LeakyReLU, ReLU, Step
 from ..bases import Gaussian
-from ..numerics.bivariate import erf_moment, gelu_moment, leaky_relu_moment, relu_moment
+from ..numerics.bivariate import (
+    bump_moment,
+    erf_moment,
+    gelu_moment,
+    leaky_relu_moment,
+    relu_moment,
+)
 from .kernel import Kernel, Pairwise
 from .registry import register_kernel
 
@@ -46,6 +52,11 @@ def _(activation: LeakyReLU, *pair: Tensor) -> Tensor:
 @normal_expectation.register
 def _(activation: Erf, *pair: Tensor) -> Tensor:
     return erf_moment(*pair)
+
+
+@normal_expectation.register
+def _(activation: Bump, *pair: Tensor) -> Tensor:
+    return bump_moment(*pair)
 
 
 @normal_expectation.register

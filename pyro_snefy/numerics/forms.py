@@ -93,17 +93,22 @@ class Readout(Form):
         return self.matrix.mT @ self.matrix
 
     def log_square(self, features: Features) -> Tensor:
-        if features.log_scale is None and self.matrix.dtype != torch.float64:
+        log_scale, (value,), *_ = features
+        if log_scale is not None and value is not None and log_scale.shape[-1] == 1:
+            # One scale for all neurons is a factor of the square.
+            log_square = self.log_square(features._replace(log_scale=None))
+            return torch.add(log_square, log_scale.squeeze(-1), alpha=2.0)
+        if log_scale is None and self.matrix.dtype != torch.float64:
             # Squares of products of float32 numbers are float64 numbers: nothing need be rescaled.
-            (value,), matrix = features.values, self.matrix
             assert value is not None
+            matrix = self.matrix
             if not features.bounded:
                 value, matrix = value.double(), matrix.double()
             rows = _outputs(value, matrix).double()  # (*, m)
             return safe_log((rows * rows).sum(-1))
         matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None
-        if features.log_scale is None:
+        if log_scale is None:
             value, log_largest = _bounded(value)
             log_size = log_size + log_largest
         rows = rows_matmul(value, matrix.mT)  # (*, m)

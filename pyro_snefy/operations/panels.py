@@ -122,6 +122,8 @@ def _reach(base: Gaussian, neurons: Neurons) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _kinks(neurons: Neurons, step: Tensor) -> list[Tensor]:
+    if neurons.activation.extent is not None:
+        return [_local_edges(neurons, neurons.activation.extent)]
     if neurons.activation.degree is None:
         return []
     zero = torch.where(neurons.zero.isfinite(), neurons.zero, 0.0)
@@ -134,6 +136,17 @@ def _kinks(neurons: Neurons, step: Tensor) -> list[Tensor]:
     smooth = zero.unsqueeze(-1) + width.unsqueeze(-1) * offsets
     kinks = [smooth.flatten(-2) if bool((width > 0).any()) else zero]
     return kinks if neurons.crossings is None else [*kinks, neurons.crossings]
+
+
+def _local_edges(neurons: Neurons, extent: float) -> Tensor:
+    # Panels of length two in the preactivation, about the zero of each neuron. A neuron without a
+    # slope varies nowhere.
+    varies = neurons.slope != 0
+    zero = torch.where(varies, neurons.zero, 0.0)
+    one = 1 / torch.where(varies, neurons.slope, torch.inf)
+    width = torch.where(varies, torch.hypot(one, neurons.width), 0.0)
+    offsets = torch.arange(-extent, extent + 1, 2, dtype=zero.dtype, device=zero.device)
+    return (zero.unsqueeze(-1) + width.unsqueeze(-1) * offsets).flatten(-2)
 
 
 @edges_and_atoms.register

@@ -449,9 +449,9 @@ def shared_line(network: Network) -> SharedLine | None:
         return None
     with torch.no_grad():
         edges, atoms = edges_and_atoms(shared.base, _along(shared, 0, True))
-    if atoms or len(edges) != 1 or not SharedLine.fits(edges[0].numel()):
+    if atoms or not SharedLine.fits(sum(x.numel() for x in edges)):
         return None
-    return SharedLine(shared, edges[0].flatten().sort().values)
+    return SharedLine(shared, torch.cat([x.flatten() for x in edges]).unique())
 
 
 def _coordinate(network: Network, dim: int) -> Network:

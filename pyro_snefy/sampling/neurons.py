@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..activations import Cos, FourierActivation, GaussianActivation, LeakyReLU, ReLU, Sin, Step
+from ..activations import (
+    Bump,
+    Cos,
+    FourierActivation,
+    GaussianActivation,
+    LeakyReLU,
+    ReLU,
+    Sin,
+    Step,
+)
 from ..bases import FourierBase, Gaussian, UniformSphere
 from ..bases.counts import Counts
 from ..network import Network
@@ -195,6 +204,23 @@ class ConcaveLaw(NeuronLaw):
 
         u = rejection_by_row(propose, weight, rate=0.1)
         return base.sample_along(weight, torch.where(constant, torch.randn_like(u), u))
+
+
+@register_neuron_law(Bump, Gaussian)
+class NormalLaw(NeuronLaw):
+    r"""Bumps on a Gaussian base: normal along the weight, in standard deviations :math:`u`.
+
+    .. math:: e^{-(m + s u)^2 - u^2 / 2} \propto
+        \mathcal{N}\left(u; \frac{-2 m s}{1 + 2 s^2}, \frac{1}{1 + 2 s^2}\right)
+    """
+
+    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        base, weight, bias = self._rows(member, neuron)
+        mean = bias + (weight * base.mean(weight)).sum(-1)
+        scale = base.whiten(weight.unsqueeze(-2)).squeeze(-2).norm(dim=-1)
+        precision = 1 + 2 * scale.square()
+        u = torch.randn_like(mean) * precision.rsqrt() - 2 * mean * scale / precision
+        return base.sample_along(weight, u)
 
 
 @register_neuron_law(Step, UniformSphere)

@@ -171,7 +171,9 @@ class NeuronSampler(RejectionSampler):
     def log_acceptance(self, x: Tensor, member: Tensor) -> Tensor:
         network = self.compared
         z = _preactivations(network, x.to(network.weight.dtype), member)
-        neurons = network.activation(z)
+        # The scale of a row, by which no neuron over- or underflows, cancels in the ratio.
+        _, (neurons,), *_ = network.activation.features(z)
+        assert neurons is not None
         square = _square(network.form, neurons, member)
         bound = neurons.square_().mul_(of_members(self.diagonal, member, 1)).sum(-1)
         return (square / bound).log()

@@ -393,6 +393,7 @@ ACTIVATIONS = [
     activation("LeakyReLU", 0.2),
     activation("LeakyReLU", -0.5),
     activation("GELU"),
+    activation("Bump"),
 ]
 
 
