@@ -5,6 +5,7 @@ The formulas, for any bias, and their sources are in :mod:`pyro_snefy.numerics.b
 
 __all__ = ["normal_expectation"]
 
+import math
 from functools import singledispatch
 
 import torch
@@ -73,6 +74,8 @@ def angles(white: Tensor) -> Tensor:
     2006). Angles carry no gradient: covariances do.
     """
     white = white.detach()
+    if white.shape[-1] == 1:
+        return math.pi * (white * white.mT < 0).to(white)
     norm = white.norm(dim=-1, keepdim=True)
     unit = white / torch.where(norm > 0, norm, 1.0)
     difference = (unit.unsqueeze(-2) - unit.unsqueeze(-3)).norm(dim=-1)

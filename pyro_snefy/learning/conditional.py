@@ -9,7 +9,7 @@ import torch
 from pyro.distributions import ConditionalDistribution
 from torch import Tensor, nn
 
-from ..activations import Activation, Cis, Cos, Sin
+from ..activations import Activation, Bump, Cis, Cos, Sin
 from ..bases import (
     Base,
     Bernoulli,
@@ -22,7 +22,8 @@ from ..bases import (
 )
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
-from .defaults import AsinhNet, heavy_tailed, wave_basis
+from ..kernels import closed_form
+from .defaults import AsinhNet, bump_basis, heavy_tailed
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
     checked_events,
@@ -56,8 +57,8 @@ class ConditionalSNEFY(FamilyModule):
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation :math:`\sigma`.
         heads: Which parameters the network changes.
-        learn_neurons: Whether weights and biases are learnt. If not, the neurons are waves of many
-            frequencies that stay as they are: a basis, which the readout combines.
+        learn_neurons: Whether weights and biases are learnt. If not, the neurons are a constant and
+            a row of bumps that stay as they are: a basis, which the readout combines.
         learn_base: Whether the tensors of the base are learnt, or the names of those to learn.
 
     Example:
@@ -113,7 +114,7 @@ class ConditionalSNEFY(FamilyModule):
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
         if not self.learn_neurons:
-            weight, bias = wave_basis(self.weight)
+            weight, bias = bump_basis(self.weight)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
             # Near the base itself: the first neuron is constant.
@@ -292,7 +293,7 @@ def conditional_snefy(
     context_dim: int,
     hidden_dim: int = 32,
     readout_dim: int = 4,
-    activation: Activation = Cos(),
+    activation: Activation | None = None,
     hidden_dims: Sequence[int] = (128, 128),
     net: nn.Module | None = None,
     heads: Sequence[Head] | None = None,
@@ -309,21 +310,24 @@ def conditional_snefy(
     arXiv:2305.13552.
 
     The default has heavy tails: its base is a mixture of seven normal laws about zero, each four
-    times as wide as the one before, with learnt weights. Its neurons are a basis of waves,
-    :math:`1, \cos(\omega_k u), \sin(\omega_k u)`, with frequencies from 0.5 to 8 in a geometric
-    series, that stay as they are; the network emits location, scale and readout. One kernel serves
-    all contexts. ``python -m tests.perf.regression`` compares it with a mixture density network and
-    a spline flow.
+    times as wide as the one before, with learnt weights. Its neurons are a basis that stays as it
+    is: a constant, and bumps :math:`e^{-w^2 (u - c_i)^2 / 2}` with equally spaced centres. Far from
+    the centres the density is the base, so that outliers have no say in the shape. The network
+    emits location, scale and readout, and one kernel serves all contexts.
+    ``python -m tests.perf.regression`` compares it with a mixture density network and a spline
+    flow.
 
     Arguments:
         base_or_dim: The base measure :math:`\mu`. Or the dimension :math:`d` of events in
             :math:`\mathbb{R}^d`, or ``()`` for scalars: the base has heavy tails then if the
-            activation is ``Cos``, ``Sin`` or ``Cis``, and is a standard normal law otherwise.
+            activation is ``Bump``, ``Cos``, ``Sin`` or ``Cis``, and is a standard normal law
+            otherwise.
         context_dim: The length of a context.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the family's network crosses zero.
-        activation: The activation :math:`\sigma`.
+        activation: The activation :math:`\sigma`. If None: ``Bump`` on normal laws and their
+            mixtures where neither ``net`` nor ``heads`` are given, and ``Cos`` elsewhere.
         hidden_dims: The sizes of the hidden layers of the default network, ``()`` for none. This
             network applies asinh to standardised contexts first, so that an outlying context does
             not drive its outputs far away.
@@ -332,7 +336,7 @@ def conditional_snefy(
         heads: Any of :class:`Bias`, :class:`ReadoutHead`, :class:`LocationScale`,
             :class:`BaseHead` and heads of your own. If None: the bias alone where ``net`` is
             given. Else, on the reals and on real vectors, location, scale and readout, and the
-            bias with other activations than ``Cos``. On other supports the bias and the readout,
+            bias with other activations than ``Bump``. On other supports the bias and the readout,
             and with the counts ``Poisson``, ``Geometric``, ``NegativeBinomial``, ``Binomial`` and
             ``Bernoulli`` the base itself.
 
@@ -342,10 +346,13 @@ def conditional_snefy(
         torch.Size([7])
     """
     base = as_base(base_or_dim, "conditional_snefy")
-    # Waves are bounded: the tails of the base are the tails of the density.
-    chosen = not isinstance(base_or_dim, Base) and isinstance(activation, Cos | Sin | Cis)
+    basis = heads is None and net is None and base.support in REALS
+    if activation is None:
+        activation = Bump() if basis and closed_form(Bump(), base, bias=True) else Cos()
+    # Neurons are bounded: the tails of the base are the tails of the density.
+    chosen = not isinstance(base_or_dim, Base) and isinstance(activation, Bump | Cos | Sin | Cis)
     base = heavy_tailed(base) if chosen else base
-    basis = heads is None and net is None and base.support in REALS and isinstance(activation, Cos)
+    basis = basis and isinstance(activation, Bump)
     if basis:
         heads = (LocationScale(), ReadoutHead())
     elif heads is None:

@@ -1,6 +1,6 @@
 r"""What default likelihoods are made of: a base with heavy tails, a basis of waves, a network."""
 
-__all__ = ["AsinhNet", "heavy_tailed", "wave_basis"]
+__all__ = ["AsinhNet", "bump_basis", "heavy_tailed", "wave_basis"]
 
 import math
 from collections.abc import Sequence
@@ -46,6 +46,30 @@ def wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
     phase = torch.arange(n, device=like.device).remainder(2) - 1  # -1 for sines
     phase[0] = 0
     return weight, phase * (math.pi / 2)
+
+
+# Of the bumps of a basis: their weight, whose inverse is their width, and the outermost centre.
+_PRECISION, _REACH = 2.0, 3.0
+
+
+def bump_basis(like: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Weights and biases of a constant neuron and of bumps along a line.
+
+    .. math:: 1, \quad e^{-w^2 (a_i \cdot u - c_i)^2 / 2}, \ldots
+
+    The centres :math:`c_i` are equally spaced. The directions :math:`a_i` are random unit vectors.
+
+    Arguments:
+        like: A tensor with the shape, the dtype and the device of the weights, :math:`(n, D)`.
+    """
+    n, d = like.shape
+    centre = torch.linspace(-_REACH, _REACH, n - 1, dtype=like.dtype, device=like.device)
+    if d == 1:
+        direction = torch.ones_like(like[1:])
+    else:
+        direction = nn.functional.normalize(torch.randn_like(like[1:]), dim=-1)
+    weight = torch.cat([torch.zeros_like(like[:1]), _PRECISION * direction])
+    return weight, torch.cat([torch.zeros_like(centre[:1]), -_PRECISION * centre])
 
 
 class AsinhNet(nn.Module):

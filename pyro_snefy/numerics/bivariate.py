@@ -440,26 +440,19 @@ def gelu_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle
 def bump_moment(m1: Tensor, m2: Tensor, v1: Tensor, v2: Tensor, c: Tensor, angle: Tensor) -> Tensor:
     r"""Computes :math:`\mathbb{E} [e^{-z_1^2 / 2} e^{-z_2^2 / 2}]`.
 
-    .. math:: \frac{e^{-Q / 2D}}{\sqrt{D}}, \quad D = (1 + v_1)(1 + v_2) - c^2, \quad
-        Q = (1 + v_2) m_1^2 - 2 c m_1 m_2 + (1 + v_1) m_2^2
+    .. math:: \frac{1}{\sqrt{t q}} \exp\left( -\frac{m_1^2}{2 t} - \frac{(m_2 - r m_1)^2}{2 q}
+        \right), \quad t = 1 + v_1, \quad r = \frac{c}{t}, \quad q = 1 + v_2 - r c
 
-    It is a Gaussian integral. Where variances are large, :math:`D` and :math:`Q` are differences of
-    larger numbers; their values come from sums of positive terms in the angle instead.
+    It is a Gaussian integral, over :math:`z_2` given :math:`z_1` and then over :math:`z_1`. Where
+    variances are large, :math:`q` is a difference of large numbers. The angle gives its value:
+    :math:`q = 1 + v_2 (1 + v_1 \sin^2 \theta) / t`.
     """
-    determinant = (1 + v1) * (1 + v2) - c * c
-    quadratic = (1 + v2) * m1 * m1 - 2 * c * m1 * m2 + (1 + v1) * m2 * m2
-    with torch.no_grad():
-        s1, s2 = v1.sqrt(), v2.sqrt()
-        same = m1 * m2 >= 0
-        # 1 - cos θ or 1 + cos θ, as the means have the same sign or not.
-        gap = 2 * torch.where(same, (angle / 2).sin(), (angle / 2).cos()).square()
-        difference = s2 * m1.abs() - s1 * m2.abs()
-        cross = difference.square() + 2 * (m1 * m2).abs() * s1 * s2 * gap
-        exact_quadratic = m1.square() + m2.square() + cross
-        exact_determinant = 1 + v1 + v2 + v1 * v2 * angle.sin().square()
-    determinant = _with_value(determinant, exact_determinant)
-    quadratic = _with_value(quadratic, exact_quadratic)
-    return determinant.rsqrt() * (-0.5 * quadratic / determinant).exp()
+    t = 1 + v1
+    r = c / t
+    exact = 1 + v2 * (1 + v1 * angle.sin().square()) / t
+    q = _with_value(1 + v2 - r * c, exact)
+    exponent = m1.square() / t + (m2 - r * m1).square() / q
+    return (t * q).rsqrt() * (-0.5 * exponent).exp()
 
 
 def _with_value(x: Tensor, value: Tensor) -> Tensor:
