@@ -13,7 +13,7 @@ from ..constraints import permuted
 from ..numerics.linalg import take
 from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
-from .validation import check_one_coordinate, check_probabilities
+from .validation import Levels, check_one_coordinate
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -123,16 +123,16 @@ class Marginal(TorchDistribution):
             self._validate_sample(value)
         return cdf(self.joint._network, self.dims[0], value)
 
-    def icdf(self, value: Tensor) -> Tensor:
+    def icdf(self, value: Levels) -> Tensor:
         r"""The quantiles, of a single coordinate.
 
         Arguments:
-            value: Probabilities, with shape :math:`(*)`.
+            value: Probabilities: a number, or a tensor that broadcasts with the batch shape. A
+                list of :math:`k` numbers gives quantiles with shape
+                :math:`(k, \text{batch}, 1)`.
         """
         check_one_coordinate(self.event_shape, self._law)
-        if self._validate_args:
-            check_probabilities(value)
-        return icdf(self.joint._network, self.dims[0], value)
+        return icdf(self.joint._network, self.dims[0], self.joint._levels(value))
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         """The law of some of these coordinates, in the given order."""

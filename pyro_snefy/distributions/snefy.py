@@ -31,12 +31,13 @@ from .marginal import Marginal
 from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
+    Levels,
+    as_levels,
     check_box,
     check_events,
     check_expansion,
     check_normalizer,
     check_one_coordinate,
-    check_probabilities,
     check_shapes,
     check_types,
     check_values,
@@ -353,16 +354,28 @@ class SNEFY(TorchDistribution):
             self._validate_sample(value)
         return cdf(self._network, 0, value)
 
-    def icdf(self, value: Tensor) -> Tensor:
+    def icdf(self, value: Levels) -> Tensor:
         r"""The quantiles of an event with one coordinate.
 
+        .. math:: F^{-1}(q) = \inf \{x : F(x) \geq q\}
+
         Arguments:
-            value: Probabilities, with shape :math:`(*)`.
+            value: The probabilities :math:`q`: a number, or a tensor that broadcasts with the
+                batch shape. A list of :math:`k` numbers gives quantiles with shape
+                :math:`(k, \text{batch}, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.randn(8, 1), torch.randn(5, 8), torch.randn(2, 8), base=base)
+            >>> low, median, high = d.icdf([0.05, 0.5, 0.95])
+            >>> median.shape
+            torch.Size([5])
         """
         check_one_coordinate(self.event_shape, self.base)
-        if self._validate_args:
-            check_probabilities(value)
-        return icdf(self._network, 0, value)
+        return icdf(self._network, 0, self._levels(value))
+
+    def _levels(self, value: Levels) -> Tensor:
+        return as_levels(value, self.weight, self.batch_shape, bool(self._validate_args))
 
     def interval_probability(self, low: Tensor, high: Tensor) -> Tensor:
         r"""The probability of boxes, :math:`P(l \leq x \leq u)`.
