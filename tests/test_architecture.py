@@ -52,6 +52,7 @@ PUBLIC = {
     "covariance_matrix",
     "fisher_information",
     "gram",
+    "highest_density_region",
     "interval_probability",
     "log_normalizer",
     "marginal",

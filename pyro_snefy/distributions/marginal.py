@@ -13,7 +13,8 @@ from ..constraints import permuted
 from ..numerics.linalg import take
 from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
-from .validation import Levels, check_one_coordinate
+from ..operations.regions import highest_density_region, mode
+from .validation import Levels, check_inner_levels, check_one_coordinate
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -133,6 +134,23 @@ class Marginal(TorchDistribution):
         """
         check_one_coordinate(self.event_shape, self._law)
         return icdf(self.joint._network, self.dims[0], self.joint._levels(value))
+
+    def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
+        r"""The smallest set with a given probability, of a single coordinate.
+
+        Arguments:
+            level: The probability, as in :meth:`pyro_snefy.SNEFY.highest_density_region`.
+        """
+        check_one_coordinate(self.event_shape, self._law)
+        levels = self.joint._levels(level)
+        check_inner_levels(levels)
+        return highest_density_region(self.joint._network, self.dims[0], levels)
+
+    @property
+    def mode(self) -> Tensor:
+        """Where the density of a single coordinate is largest, without gradients."""
+        check_one_coordinate(self.event_shape, self._law)
+        return mode(self.joint._network, self.dims[0])
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         """The law of some of these coordinates, in the given order."""

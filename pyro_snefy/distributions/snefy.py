@@ -24,6 +24,7 @@ from ..operations.moments import check_finite, moments
 from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
 from ..operations.readout import readout_gap
+from ..operations.regions import highest_density_region, mode
 from ..operations.transforms import characteristic, fisher_information, log_generating
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .censored import Censored
@@ -36,6 +37,7 @@ from .validation import (
     check_box,
     check_events,
     check_expansion,
+    check_inner_levels,
     check_normalizer,
     check_one_coordinate,
     check_shapes,
@@ -376,6 +378,42 @@ class SNEFY(TorchDistribution):
 
     def _levels(self, value: Levels) -> Tensor:
         return as_levels(value, self.weight, self.batch_shape, bool(self._validate_args))
+
+    def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
+        r"""The smallest set with a given probability, for an event with one coordinate.
+
+        .. math:: \{x : p(x) \geq t\}, \quad \int_{p \geq t} p(x) \, dx = q
+
+        The set is a union of intervals (Hyndman 1996, "Computing and graphing highest density
+        regions", The American Statistician 50). Of counts, it is a union of runs of neighbouring
+        points, the fewest whose probability is at least :math:`q`. There are no gradients.
+
+        Arguments:
+            level: The probability :math:`q`: a number, a list, or a tensor that broadcasts with the
+                batch shape, as in :meth:`icdf`.
+
+        Returns:
+            The lower and the upper ends of the intervals, in ascending order. Both have the shape
+            :math:`(k, *, \text{event})`, where :math:`(*)` is the shape of :meth:`icdf`, and NaN
+            where there are fewer than :math:`k` intervals.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.ones(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> low, high = d.highest_density_region(0.5)
+            >>> d.interval_probability(low, high).sum(0)
+            tensor(0.5000)
+        """
+        check_one_coordinate(self.event_shape, self.base)
+        levels = self._levels(level)
+        check_inner_levels(levels)
+        return highest_density_region(self._network, 0, levels)
+
+    @property
+    def mode(self) -> Tensor:
+        """Where the density of an event with one coordinate is largest, without gradients."""
+        check_one_coordinate(self.event_shape, self.base)
+        return mode(self._network, 0)
 
     def interval_probability(self, low: Tensor, high: Tensor) -> Tensor:
         r"""The probability of boxes, :math:`P(l \leq x \leq u)`.

@@ -8,6 +8,7 @@ __all__ = [
     "check_events",
     "check_expansion",
     "check_gram",
+    "check_inner_levels",
     "check_normalizer",
     "check_one_coordinate",
     "check_shapes",
@@ -186,7 +187,7 @@ def check_one_coordinate(event_shape: Size, law: Base) -> None:
     lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
     hint = f"try marginal([k]) with k in {lines}" if lines else f"{law} has no marginal laws"
     raise NotImplementedError(
-        "Expected an event with one coordinate for a distribution function, got event_shape "
+        "Expected an event with one coordinate, as distribution functions take, got event_shape "
         f"{tuple(event_shape)}; {hint}."
     )
 
@@ -231,6 +232,12 @@ def as_levels(value: Levels, like: Tensor, batch_shape: Size, validate: bool) ->
             f"shape {tuple(levels.shape)}; every law of the batch has the levels of a list."
         ) from None
     return levels
+
+
+def check_inner_levels(levels: Tensor) -> None:
+    """Checks that probabilities are neither zero nor one."""
+    if not bool(((levels > 0) & (levels < 1)).all()):
+        raise ValueError(f"Expected levels between 0 and 1, both excluded, got {levels}.")
 
 
 def check_box(low: Tensor, high: Tensor, event_shape: Size) -> None:
