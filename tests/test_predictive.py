@@ -10,8 +10,21 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, conditional_snefy
-from pyro_snefy.activations import Snake
-from pyro_snefy.bases import Gaussian
+from pyro_snefy.activations import Activation, Cos, Erf, Exp, ReLU, Snake
+from pyro_snefy.bases import (
+    Base,
+    Binomial,
+    Gaussian,
+    GaussianMixture,
+    Geometric,
+    Interval,
+    Laplace,
+    Mixture,
+    PointMass,
+    Poisson,
+    StudentT,
+    UniformCube,
+)
 
 F64 = torch.float64
 NORMAL = Gaussian(0.0, 1.0, event_dim=0)
@@ -74,3 +87,154 @@ def test_levels_that_do_not_broadcast() -> None:
         _normal(torch.zeros(2), torch.ones(2)).icdf(torch.tensor([0.1, 0.5, 0.9]))
     with pytest.raises(ValueError, match="probabilities between 0 and 1"):
         _normal(torch.zeros(2), torch.ones(2)).icdf([0.5, 1.5])
+
+
+def _region_mass(law: Any, low: Tensor, high: Tensor) -> Tensor:
+    """The probability of intervals by differences of the distribution function, NaN being none."""
+    none = low.isnan()
+    upper, lower = (law.cdf(torch.where(none, 0.0, x)) for x in (high, low))
+    none = none.squeeze(-1) if law.event_shape else none
+    return torch.where(none, 0.0, upper - lower).sum(0)
+
+
+def _check_region(law: Any, level: float, grid: Tensor) -> None:
+    """The mass is the level, and densities inside are not below densities outside."""
+    low, high = law.highest_density_region(level)  # (k, batch)
+    shape = law.batch_shape
+    assert low.shape == high.shape == (len(low), *shape)
+    assert_close(
+        _region_mass(law, low, high), torch.full(shape, level, dtype=F64), rtol=0, atol=1e-9
+    )
+    x = grid.reshape(-1, *(1,) * len(shape)).expand(-1, *shape)
+    inside = ((x.unsqueeze(0) >= low.unsqueeze(1)) & (x.unsqueeze(0) <= high.unsqueeze(1))).any(0)
+    density = law.log_prob(x).exp()
+    least = torch.where(inside, density, torch.inf).amin(0)
+    most = torch.where(inside, 0.0, density).amax(0)
+    assert bool((least >= most * (1 - 1e-7)).all())
+    assert bool(inside.any(0).all() and (~inside).any(0).all())
+
+
+def test_region_of_a_normal_law() -> None:
+    loc, scale = torch.tensor([0.0, 3.0], dtype=F64), torch.tensor([1.0, 0.1], dtype=F64)
+    low, high = _normal(loc, scale).highest_density_region([0.5, 0.95])
+    z = torch.as_tensor(stats.norm.ppf([0.75, 0.975])).unsqueeze(-1)
+    assert low.shape == (1, 2, 2)
+    assert_close(low[0], loc - z * scale, rtol=1e-9, atol=0)
+    assert_close(high[0], loc + z * scale, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(), ReLU(), Erf()], ids=str)
+@pytest.mark.parametrize("level", [0.2, 0.9])
+def test_regions_of_one_law(activation: Activation, level: float) -> None:
+    torch.manual_seed(3)
+    base = GaussianMixture([0.0, -1.0], [0.0, 2.0], [1.0, 0.5], event_dim=0).map(Tensor.double)
+    law = SNEFY(1.5 * _randn(5, 1), _randn(5), _randn(2, 5), activation=activation, base=base)
+    _check_region(law, level, torch.linspace(-20, 20, 40_001, dtype=F64))
+
+
+@pytest.mark.parametrize("base", [StudentT(3.0, 0.0, 1.0, event_dim=0), Laplace(0.3, 1.0)], ids=str)
+def test_regions_of_heavy_tails(base: Base) -> None:
+    torch.manual_seed(4)
+    law = SNEFY(1.5 * _randn(4, 1), _randn(3, 4), _randn(2, 4), base=base.map(Tensor.double))
+    _check_region(law, 0.95, torch.linspace(-30, 30, 60_001, dtype=F64))
+
+
+def test_regions_of_rows_of_a_likelihood() -> None:
+    torch.manual_seed(5)
+    law = _likelihood(20)
+    _check_region(law, 0.8, torch.linspace(-60, 60, 60_001, dtype=F64))
+    low, high = law.highest_density_region([0.3, 0.8])
+    alone = SNEFY(law.weight, law.bias, law.readout[7], base=law.base.map(lambda x: _row(x, 7)))
+    one_low, one_high = alone.highest_density_region(0.8)
+    kept = ~low[:, 1, 7].isnan()
+    assert_close(low[kept, 1, 7], one_low, rtol=1e-8, atol=1e-8)
+    assert_close(high[kept, 1, 7], one_high, rtol=1e-8, atol=1e-8)
+
+
+def _row(x: Tensor, row: int) -> Tensor:
+    return x[row] if x.shape == (20,) else x
+
+
+def test_region_on_the_unit_interval() -> None:
+    """The statistic is not the event: densities are compared in events."""
+    torch.manual_seed(6)
+    law = SNEFY(_randn(4, 1), _randn(4), _randn(2, 4), base=UniformCube(1))
+    low, high = law.highest_density_region(0.7)
+    assert low.shape == (len(low), 1)
+    assert _region_mass(law, low, high) == pytest.approx(0.7, abs=1e-8)
+    x = torch.linspace(1e-4, 1 - 1e-4, 5_000, dtype=F64)
+    inside = ((x >= low) & (x <= high)).any(0)
+    density = law.log_prob(x.unsqueeze(-1))
+    assert density[inside].min() >= density[~inside].max() - 1e-6
+
+
+def test_region_of_a_marginal() -> None:
+    joint = SNEFY(_randn(4, 2), _randn(4), _randn(2, 4), activation=ReLU())
+    marginal = joint.marginal([1])
+    low, high = marginal.highest_density_region(0.6)
+    assert _region_mass(marginal, low, high).item() == pytest.approx(0.6, abs=1e-8)
+    x = torch.linspace(-6, 6, 3_000, dtype=F64)
+    density = marginal.log_prob(x.unsqueeze(-1))
+    inside = ((x >= low) & (x <= high)).any(0)
+    assert density[inside].min() >= density[~inside].max() - 1e-6
+    assert marginal.mode.shape == (1,)
+    assert marginal.log_prob(marginal.mode) >= density.max() - 1e-12
+
+
+@pytest.mark.parametrize("base", [Poisson(4.0), Binomial(9, 0.4), Geometric(0.2)], ids=str)
+def test_regions_of_counts_are_the_fewest_points(base: Base) -> None:
+    torch.manual_seed(7)
+    law = SNEFY(_randn(4, 1), _randn(3, 4), _randn(2, 4), base=base.map(Tensor.double))
+    x = torch.arange(10 if isinstance(base, Binomial) else 200, dtype=F64)
+    masses = law.log_prob(x.unsqueeze(-1)).exp()  # (K, batch)
+    low, high = law.highest_density_region(0.8)
+    inside = ((x[:, None] >= low[:, None]) & (x[:, None] <= high[:, None])).any(0)
+    for mass, kept in zip(masses.T, inside.T, strict=True):
+        ordered = mass.sort(descending=True).values
+        fewest = int((ordered.cumsum(0) < 0.8).sum()) + 1
+        assert int(kept.sum()) == fewest
+        assert_close(mass[kept].sum(), ordered[:fewest].sum())
+    assert_close(law.mode, masses.argmax(0).double())
+
+
+def test_region_of_a_constant_density() -> None:
+    """No threshold has the mass: the region is the whole interval."""
+    base = Interval(0.0, 2.0).map(Tensor.double)
+    one = torch.ones(1, 1, dtype=F64)
+    low, high = SNEFY(0 * one, 0 * one[0], one, base=base).highest_density_region(0.5)
+    assert_close(torch.cat([low, high]), torch.tensor([0.0, 2.0], dtype=F64))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, [0.5, 1.0]])
+def test_levels_of_regions(level: Any) -> None:
+    with pytest.raises(ValueError, match="both excluded"):
+        _normal(torch.zeros(2), torch.ones(2)).highest_density_region(level)
+
+
+def test_no_region_of_atoms_beside_a_density() -> None:
+    base = Mixture([0.0, 0.0], [PointMass(0.0), NORMAL])
+    law = SNEFY(torch.randn(3, 1), torch.randn(3), torch.randn(1, 3), base=base)
+    with pytest.raises(NotImplementedError, match="do not compare"):
+        law.highest_density_region(0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_mode_is_the_highest_point(dtype: torch.dtype) -> None:
+    torch.manual_seed(8)
+    law = _likelihood(30, dtype)
+    grid = torch.linspace(-30, 30, 60_001, dtype=dtype).unsqueeze(-1)
+    mode = law.mode
+    assert mode.shape == (30,) and mode.dtype == dtype
+    highest = law.log_prob(grid).max(0)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    assert bool((law.log_prob(mode) >= highest.values - tolerance).all())
+    near = (law.log_prob(mode) < highest.values + 1e-3).all()
+    assert bool(near)
+
+
+def test_modes_at_a_kink_and_at_an_end() -> None:
+    one = torch.ones(1, 1, dtype=F64)
+    kink = SNEFY(0 * one, 0 * one[0], one, base=Laplace(0.75, 1.0).map(Tensor.double))
+    assert kink.mode.item() == pytest.approx(0.75, abs=1e-12)
+    box = Interval(-1.0, 2.0).map(Tensor.double)
+    assert SNEFY(one, 0 * one[0], one, activation=Exp(), base=box).mode.item() == pytest.approx(2.0)

@@ -11,6 +11,7 @@ graphing highest density regions", The American Statistician 50).
 
 __all__ = ["highest_density_region", "mode"]
 
+import copy
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,11 +25,12 @@ from ..numerics.linalg import broadcast_shapes
 from .quantiles import coordinate
 from .tabulated import NODES, Panels, Table, in_events, tabulated
 
-_CELLS = 16  # of each panel
+_CELLS = 8  # of each panel
 _FACTOR = 4  # how many times as many panels are tried next
 _STEPS = 60  # of Newton's method within a bisection, at most
 _SMALL = 1e-12  # of the largest density: what is less does not turn but by rounding
 _TIE = 1e-9  # relative differences of densities that count as none
+_STEP = 1e-8  # of Newton's method in a panel, whose square is negligible
 _ROUNDING = 4 * torch.finfo(torch.float64).eps
 
 
@@ -64,8 +66,8 @@ class _Cells:
         # Where the series turns in each of these cells.
         series = self.series[self.row, self.panel] @ self.derivative
         low, high = self.ends[self.cell], self.ends[self.cell + 1]
-        rising = slopes[self.row, self.panel, self.cell] < 0  # of the derivative
-        return _root(series, series @ self.derivative, low, high, rising, torch.zeros_like(low))
+        first, last = (slopes[self.row, self.panel, self.cell + k] for k in (0, 1))
+        return _root(series, series @ self.derivative, low, high, first, last)
 
     def _at(self, row: Tensor, panel: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         # The mass of a panel below a place in it, and the density there.
@@ -93,22 +95,31 @@ class _Cells:
 
 
 def _root(
-    series: Tensor, slopes: Tensor, low: Tensor, high: Tensor, rising: Tensor, target: Tensor
+    series: Tensor, slopes: Tensor, low: Tensor, high: Tensor, first: Tensor, last: Tensor
 ) -> Tensor:
-    # Where monotone series have given values, by Newton's method within a bisection.
-    t = (low + high) / 2
+    # Where monotone series are zero, by Newton's method within a bisection, from their values at
+    # the first and the last place.
+    rising = last > first
+    found = low + (high - low) * first / (first - last)
+    left = torch.arange(len(found), device=found.device)
+    noise = _ROUNDING * series.abs().amax(-1) if len(left) else found
+    t = found.clone()
     for _ in range(_STEPS):
         basis = legendre(t, series.shape[-1])
-        error, slope = (series * basis).sum(-1) - target, (slopes * basis).sum(-1)
+        error, slope = (series * basis).sum(-1), (slopes * basis).sum(-1)
         before = (error < 0) == rising
         low, high = torch.where(before, t, low), torch.where(before, high, t)
         step = t - error / slope
         step = torch.where((step >= low) & (step <= high), step, (low + high) / 2)
-        done = bool(((step - t).abs() <= _ROUNDING).all())
-        t = step
-        if done:
+        found[left] = step
+        # Steps of Newton's method that are small are followed by negligible ones.
+        (more,) = (((step - t).abs() > _STEP) & (error.abs() > noise)).nonzero(as_tuple=True)
+        if not len(more):
             break
-    return t
+        left, t, noise = left[more], step[more], noise[more]
+        series, slopes, rising = series[more], slopes[more], rising[more]
+        low, high = low[more], high[more]
+    return found
 
 
 class _Pieces:
@@ -134,16 +145,30 @@ class _Pieces:
         self.series = cells.series[self.row, self.panel]
         self.slopes = self.series @ cells.derivative
 
+    def of_rows(self, chosen: Tensor) -> "_Pieces":
+        """The pieces of some rows."""
+        kept = chosen[self.row]
+        new = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(new, name, value[kept])
+        return new
+
     def above(self, threshold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The ends of the part of each piece above thresholds (R,), and whether one is inside."""
         target = threshold[self.row]
         rising = self.last > self.first
         none = torch.maximum(self.first, self.last) < target
         every = torch.minimum(self.first, self.last) >= target
-        t = _root(self.series, self.slopes, self.low, self.high, rising, target)
+        inside = ~(none | every)
+        (crossed,) = inside.nonzero(as_tuple=True)
+        series = self.series[crossed]
+        series[:, 0] -= target[crossed]
+        given = (self.slopes, self.low, self.high, self.first - target, self.last - target)
+        t = self.low.index_put((crossed,), _root(series, *(x[crossed] for x in given)))
         low = torch.where(every | ~rising, self.low, torch.where(none, self.high, t))
         high = torch.where(every | (rising & ~none), self.high, torch.where(none, low, t))
-        return low, high, ~(none | every)
+        return low, high, inside
 
     def mass(self, low: Tensor, high: Tensor) -> Tensor:
         """The mass of parts of the pieces."""
@@ -186,7 +211,7 @@ def _superlevel(
     fixed = torch.where(whole, masses, 0.0).sum((-2, -1))
     threshold = _threshold(pieces, fixed, level, enough, low, high)
     start, end, _ = pieces.above(threshold)
-    runs = _runs(whole.flatten(1), panels)
+    runs = _runs(whole, cells, panels)
     row, panel = pieces.row, pieces.panel
     parts = _Segments(row, cells.place(row, panel, start), cells.place(row, panel, end))
     kept = end > start
@@ -200,39 +225,35 @@ def _threshold(
 ) -> Tensor:
     # The threshold of each row, by Newton's method within a bisection. Where the density is
     # constant there may be none: the region then has the mass of the level at least.
-    t = (low + high) / 2
+    t, error = (low + high) / 2, torch.zeros_like(low)
     for _ in range(_STEPS):
         start, end, inside = pieces.above(t)
-        error = fixed + _sum_by(pieces.row, pieces.mass(start, end), fixed) - level
+        mass = fixed + _sum_by(pieces.row, pieces.mass(start, end), fixed)
+        error = torch.where(wanted, mass - level, error)
         rate = _sum_by(pieces.row, pieces.rate(start, end, inside, t), fixed)
         low, high = torch.where(error >= 0, t, low), torch.where(error >= 0, high, t)
-        done = (error.abs() <= 1e-13) | (high - low <= _ROUNDING * high) | ~wanted
-        if bool(done.all()):
+        wanted = wanted & (error.abs() > 1e-11) & (high - low > _ROUNDING * high)
+        if not bool(wanted.any()):
             break
+        pieces = pieces.of_rows(wanted)
         step = t + error / rate
         step = torch.where((step > low) & (step < high), step, (low + high) / 2)
-        t = torch.where(done, t, step)
-    return torch.where(error.abs() <= 1e-9, t, low)
+        t = torch.where(wanted, step, t)
+    return torch.where(error.abs() <= 1e-9, t, low * (1 - _TIE))
 
 
-def _runs(inside: Tensor, panels: Panels) -> _Segments:
-    # Runs of neighbouring cells (R, P * cells) that are inside.
-    apart = panels.low[:, 1:] != panels.high[:, :-1]
-    breaks = torch.nn.functional.pad(apart, (1, 1), value=True)  # before and after each panel
-    before = torch.nn.functional.pad(inside[:, :-1], (1, 0))
-    after = torch.nn.functional.pad(inside[:, 1:], (0, 1))
-    before, after = before.unflatten(-1, (-1, _CELLS)), after.unflatten(-1, (-1, _CELLS))
-    first = torch.arange(_CELLS, device=inside.device)
-    before = before & ~(breaks[:, :-1, None] & (first == 0))
-    after = after & ~(breaks[:, 1:, None] & (first == _CELLS - 1))
-    cells = inside.unflatten(-1, (-1, _CELLS))
-    length = (panels.high - panels.low).unsqueeze(-1)
-    share = (1 - (math.pi * torch.arange(_CELLS + 1, device=length.device) / _CELLS).cos()) / 2
-    share = share.to(length.dtype)
-    ends = panels.low.unsqueeze(-1) + length * share
-    row, panel, cell = (cells & ~before).nonzero(as_tuple=True)
-    *_, last_panel, last_cell = (cells & ~after).nonzero(as_tuple=True)
-    return _Segments(row, ends[row, panel, cell], ends[row, last_panel, last_cell + 1])
+def _runs(inside: Tensor, cells: _Cells, panels: Panels) -> _Segments:
+    # Runs of neighbouring cells (R, P, cells) that are inside.
+    apart = torch.nn.functional.pad(panels.low[:, 1:] != panels.high[:, :-1], (1, 1), value=True)
+    flat = inside.flatten(1)
+    before = torch.nn.functional.pad(flat[:, :-1], (1, 0)).reshape(inside.shape)
+    after = torch.nn.functional.pad(flat[:, 1:], (0, 1)).reshape(inside.shape)
+    before[..., 0] &= ~apart[:, :-1]
+    after[..., -1] &= ~apart[:, 1:]
+    row, panel, cell = (inside & ~before).nonzero(as_tuple=True)
+    _, last, end = (inside & ~after).nonzero(as_tuple=True)
+    low = cells.place(row, panel, cells.ends[cell])
+    return _Segments(row, low, cells.place(row, last, cells.ends[end + 1]))
 
 
 def _merged(segments: _Segments, length: Tensor) -> _Segments:
@@ -243,7 +264,7 @@ def _merged(segments: _Segments, length: Tensor) -> _Segments:
     if not len(row):
         return segments
     new = torch.ones_like(row, dtype=torch.bool)
-    new[1:] = (row[1:] != row[:-1]) | (low[1:] - high[:-1] > 1e-7 * length[row[1:]])
+    new[1:] = (row[1:] != row[:-1]) | (low[1:] - high[:-1] > 1e-11 * length[row[1:]])
     last = torch.ones_like(new)
     last[:-1] = new[1:]
     return _Segments(row[new], low[new], high[last])
