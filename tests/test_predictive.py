@@ -1,5 +1,6 @@
 """What is asked of the law of one coordinate: levels, regions, modes, scores."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pyro_snefy.bases import (
     Mixture,
     PointMass,
     Poisson,
+    Standardized,
     StudentT,
     UniformCube,
 )
@@ -238,3 +240,120 @@ def test_modes_at_a_kink_and_at_an_end() -> None:
     assert kink.mode.item() == pytest.approx(0.75, abs=1e-12)
     box = Interval(-1.0, 2.0).map(Tensor.double)
     assert SNEFY(one, 0 * one[0], one, activation=Exp(), base=box).mode.item() == pytest.approx(2.0)
+
+
+def _crps_by_trapezoids(law: Any, y: Tensor, low: float, high: float, count: int) -> Tensor:
+    """The integral of (F - 1)^2 over a fine grid of distribution functions, itself trapezoids."""
+    scores = []
+    for start, end, one in ((low, y, 0.0), (y, high, 1.0)):
+        share = torch.linspace(0, 1, count, dtype=F64)
+        share = share.reshape(-1, *(1,) * y.dim())
+        grid = start + (end - start) * share
+        below = torch.linspace(0, 1, 4 * count, dtype=F64).reshape(-1, *(1,) * y.dim())
+        tail = low + (grid[0] - low) * below
+        first = torch.trapezoid(law.log_prob(tail).exp(), tail, dim=0)
+        density = law.log_prob(grid).exp()
+        inner = torch.cumulative_trapezoid(density, grid, dim=0)
+        distribution = first + torch.cat([torch.zeros_like(inner[:1]), inner])
+        scores.append(torch.trapezoid((distribution - one).square(), grid, dim=0))
+    return scores[0] + scores[1]
+
+
+def test_crps_of_normal_laws() -> None:
+    """Gneiting, Raftery, Westveld and Goldman (2005): s (z (2 Φ(z) - 1) + 2 φ(z) - 1 / √π)."""
+    loc, scale = torch.tensor([0.0, 3.0], dtype=F64), torch.tensor([1.0, 0.1], dtype=F64)
+    y = torch.tensor([[0.0, 3.05], [-2.5, 4.0], [40.0, -7.0]], dtype=F64)
+    z = ((y - loc) / scale).numpy()
+    closed = z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / math.sqrt(math.pi)
+    expected = scale * torch.as_tensor(closed)
+    assert_close(_normal(loc, scale).crps(y), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(), ReLU(), Erf()], ids=str)
+def test_crps_against_trapezoids(activation: Activation) -> None:
+    torch.manual_seed(9)
+    base = GaussianMixture([0.0, -1.0], [0.0, 1.0], [1.0, 0.5], event_dim=0).map(Tensor.double)
+    law = SNEFY(_randn(4, 1), _randn(3, 4), _randn(2, 4), activation=activation, base=base)
+    y = _randn(3)
+    expected = _crps_by_trapezoids(law, y, -20.0, 20.0, 20_001)
+    assert_close(law.crps(y), expected, rtol=1e-6, atol=0)
+
+
+def test_crps_of_long_tails() -> None:
+    """Panels do not resolve the waves in tails that are longer than 512 panels."""
+    torch.manual_seed(10)
+    base = GaussianMixture([0.0, -2.0, -4.0], [0.0], [1.0, 16.0, 256.0], event_dim=0)
+    law = SNEFY(2 * _randn(6, 1), _randn(6), _randn(2, 2, 6), base=base.map(Tensor.double))
+    grid = torch.linspace(-3_072, 3_072, 614_401, dtype=F64)  # y is on it
+    density = law.log_prob(grid.unsqueeze(-1)).exp()
+    mass = torch.cumulative_trapezoid(density, grid, dim=0)
+    distribution = torch.nn.functional.pad(mass.mT, (1, 0))  # (rows, G)
+    at = torch.tensor([307_300, 330_000])
+    place = torch.arange(len(grid))
+    below = torch.where(place <= at[:, None], distribution, 0.0).square()
+    above = torch.where(place >= at[:, None], 1 - distribution, 0.0).square()
+    ends = [x.gather(-1, at[:, None]).squeeze(-1) for x in (below, above)]
+    expected = 0.01 * (below.sum(-1) + above.sum(-1) - (ends[0] + ends[1]) / 2)
+    assert_close(law.crps(grid[at]), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("base", [Poisson(4.0), Binomial(9, 0.4), Geometric(0.2)], ids=str)
+def test_crps_of_counts_is_a_sum(base: Base) -> None:
+    law = SNEFY(_randn(4, 1), _randn(3, 4), _randn(2, 4), base=base.map(Tensor.double))
+    x = torch.arange(10 if isinstance(base, Binomial) else 300, dtype=F64)
+    distribution = law.log_prob(x.unsqueeze(-1)).exp().cumsum(0)
+    y = torch.tensor([0.0, 3.0, 8.0], dtype=F64)
+    expected = (distribution - (x.unsqueeze(-1) >= y).double()).square().sum(0)
+    assert_close(law.crps(y), expected, rtol=1e-10, atol=0)
+
+
+def test_crps_beside_an_atom() -> None:
+    """Half an atom at zero, half a standard normal law."""
+    base = Mixture([0.0, 0.0], [PointMass(0.0), NORMAL]).map(Tensor.double)
+    law = SNEFY(torch.zeros(1, 1, dtype=F64), None, torch.ones(1, 1, dtype=F64), base=base)
+    grid = torch.linspace(-15, 15, 600_001, dtype=F64)
+    distribution = 0.5 * torch.special.ndtr(grid) + 0.5 * (grid >= 0)
+    expected = torch.trapezoid((distribution - (grid >= 0.7).double()).square(), grid)
+    assert law.crps(torch.tensor(0.7, dtype=F64)).item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_crps_of_marginals_and_cubes() -> None:
+    joint = SNEFY(_randn(4, 2), _randn(4), _randn(2, 4), activation=ReLU())
+    marginal, y = joint.marginal([0]), torch.tensor([0.4], dtype=F64)
+    grid = torch.linspace(-12, 12, 4_001, dtype=F64).unsqueeze(-1)
+    jump = (grid.squeeze(-1) >= 0.4).double()
+    expected = torch.trapezoid((marginal.cdf(grid) - jump).square(), dx=24 / 4_000)
+    assert marginal.crps(y).item() == pytest.approx(expected.item(), abs=5e-3)
+    uniform = SNEFY(0 * _randn(1, 1), None, torch.ones(1, 1, dtype=F64), base=UniformCube(1))
+    assert uniform.crps(y).item() == pytest.approx((0.4**3 + 0.6**3) / 3, rel=1e-9)
+
+
+def test_crps_has_gradients() -> None:
+    torch.manual_seed(11)
+    weight, bias, readout = _randn(3, 1), _randn(2, 3), _randn(2, 2, 3)
+    loc, y = _randn(2), _randn(2)
+
+    def score(*tensors: Tensor) -> Tensor:
+        weight, bias, readout, loc, y = tensors
+        base = Standardized(NORMAL.map(Tensor.double), loc, loc.new_full((2,), 0.7))
+        return SNEFY(weight, bias, readout, base=base).crps(y)
+
+    given = tuple(x.requires_grad_() for x in (weight, bias, readout, loc, y))
+    assert torch.autograd.gradcheck(score, given)
+
+
+def test_crps_needs_a_mean() -> None:
+    base = StudentT(1.0, 0.0, 1.0, event_dim=0)
+    law = SNEFY(torch.randn(3, 1), torch.randn(3), torch.randn(1, 3), base=base)
+    with pytest.raises(ValueError, match="the CRPS"):
+        law.crps(torch.tensor(0.0))
+
+
+def test_log_cdf_has_digits() -> None:
+    x = torch.tensor([-11.0, -5.0, 0.0, 3.0])
+    found = _normal(torch.tensor(0.0), torch.tensor(1.0)).log_cdf(x)
+    assert found.dtype == torch.float32
+    assert_close(found.double(), torch.as_tensor(stats.norm.logcdf(x)), rtol=1e-6, atol=1e-9)
+    marginal = SNEFY(_randn(4, 2), _randn(4), _randn(2, 4), activation=ReLU()).marginal([0])
+    x = _randn(3, 1)
+    assert_close(marginal.log_cdf(x), marginal.cdf(x).log())

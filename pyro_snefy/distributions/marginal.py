@@ -5,15 +5,17 @@ __all__ = ["Marginal"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from ..bases import Base
 from ..constraints import permuted
-from ..numerics.linalg import take
+from ..numerics.linalg import safe_log, take
 from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
 from ..operations.regions import highest_density_region, mode
+from ..operations.scores import crps
 from .validation import Levels, check_inner_levels, check_one_coordinate
 
 if TYPE_CHECKING:
@@ -134,6 +136,26 @@ class Marginal(TorchDistribution):
         """
         check_one_coordinate(self.event_shape, self._law)
         return icdf(self.joint._network, self.dims[0], self.joint._levels(value))
+
+    def log_cdf(self, value: Tensor) -> Tensor:
+        r"""The logarithm of :meth:`cdf`, with digits in the lower tail.
+
+        Arguments:
+            value: Events, with shape :math:`(*, 1)`.
+        """
+        log_cdf = safe_log(self.cdf(value.double()))
+        return log_cdf.to(torch.promote_types(value.dtype, self.joint.weight.dtype))
+
+    def crps(self, value: Tensor) -> Tensor:
+        r"""The continuous ranked probability score, of a single coordinate.
+
+        Arguments:
+            value: Events, with shape :math:`(*, 1)`.
+        """
+        check_one_coordinate(self.event_shape, self._law)
+        if self._validate_args:
+            self._validate_sample(value)
+        return crps(self.joint._network, self.dims[0], value)
 
     def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
         r"""The smallest set with a given probability, of a single coordinate.

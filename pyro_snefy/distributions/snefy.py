@@ -17,7 +17,7 @@ from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
 from ..numerics.forms import Features, Gram, Readout
-from ..numerics.linalg import broadcast_shapes, take
+from ..numerics.linalg import broadcast_shapes, safe_log, take
 from ..operations.intervals import log_box_mass
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import check_finite, moments
@@ -25,6 +25,7 @@ from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
 from ..operations.readout import readout_gap
 from ..operations.regions import highest_density_region, mode
+from ..operations.scores import crps
 from ..operations.transforms import characteristic, fisher_information, log_generating
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .censored import Censored
@@ -378,6 +379,49 @@ class SNEFY(TorchDistribution):
 
     def _levels(self, value: Levels) -> Tensor:
         return as_levels(value, self.weight, self.batch_shape, bool(self._validate_args))
+
+    def log_cdf(self, value: Tensor) -> Tensor:
+        r"""The logarithm of :meth:`cdf`, in float64 before it is rounded.
+
+        It has its digits in the lower tail, down to probabilities of about 1e-30.
+
+        Arguments:
+            value: Events, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> d.log_cdf(torch.tensor(-10.0))
+            tensor(-53.2313)
+        """
+        log_cdf = safe_log(self.cdf(value.double()))
+        return log_cdf.to(torch.promote_types(value.dtype, self.weight.dtype))
+
+    def crps(self, value: Tensor) -> Tensor:
+        r"""The continuous ranked probability score of events with one coordinate.
+
+        .. math:: \int \left( F(z) - 1\{z \geq y\} \right)^2 dz
+            = \mathbb{E} |x - y| - \tfrac{1}{2} \mathbb{E} |x - x'|
+
+        The score is in units of the event, smaller is better, and proper (Gneiting and Raftery
+        2007, "Strictly proper scoring rules, prediction, and estimation", JASA 102). It is a
+        quadrature of the squared distribution function with gradients. Its relative error is about
+        1e-5 where waves go on far into tails that are thousands of scales long, as in a default
+        likelihood before it is fitted, and below 1e-9 elsewhere.
+
+        Arguments:
+            value: The events :math:`y`, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> d.crps(torch.tensor(0.0))
+            tensor(0.2337)
+        """
+        check_one_coordinate(self.event_shape, self.base)
+        if self._validate_args:
+            self._validate_sample(value)
+        return crps(self._network, 0, value)
 
     def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
         r"""The smallest set with a given probability, for an event with one coordinate.

@@ -8,7 +8,7 @@ A conditional family with one readout for each context is such a batch. One tabl
 density in one panel.
 """
 
-__all__ = ["Laws", "SharedLine", "with_shared_neurons"]
+__all__ = ["Laws", "SharedLine", "has_restriction", "masses_below", "with_shared_neurons"]
 
 import math
 from collections.abc import Callable
@@ -29,6 +29,7 @@ _COARSE = 64  # edges that are searched first
 _CHUNK = 2**22  # numbers that are held at once
 _TABLE = 2**22  # numbers of the table for the middle of the line, at most
 _BLOCK = 64  # panels of a block in the tails
+_BOXES = 2**17  # pairs of neurons in boxes that are evaluated at once
 _MOST = 2**20  # panels: more would take too long
 
 
@@ -61,6 +62,32 @@ def with_shared_neurons(network: Network) -> Network | None:
         bias=phases.flatten(),
         form=Readout(torch.cat([matrix * cos, sign * matrix * sin], dim=-1)),
     )
+
+
+def has_restriction(network: Network) -> bool:
+    """Whether :func:`masses_below` has a closed form."""
+    event = network.weight.new_zeros(network.base.event_shape)
+    try:
+        restrict(network.base, torch.full_like(event, -torch.inf), event)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def masses_below(network: Network, x: Tensor) -> Tensor:
+    r"""The matrices :math:`A(x)`, with shape :math:`(N, n, n)`, in closed form.
+
+    Arguments:
+        network: The network, in float64, with neurons and a base without batch dimensions.
+        x: The values, with shape :math:`(N,)`.
+    """
+    pieces = []
+    for piece in x.split(max(1, _BOXES // network.width**2)):
+        event = piece.unsqueeze(-1) if network.base.event_dim else piece
+        log_mass, part = restrict(network.base, torch.full_like(event, -torch.inf), event)
+        _, matrix = replace(network, base=part).kernel().matrix(network.bias)
+        pieces.append(log_mass.exp()[:, None, None] * matrix)
+    return torch.cat(pieces)
 
 
 class Laws:
@@ -235,13 +262,9 @@ class SharedLine:
         network, edge = self.laws.network, self.middle.anchors[0]
         if self.segments[0] is self.middle:
             return edge.new_zeros((network.width,) * 2)
-        event = edge.expand(network.base.event_shape)
-        try:
-            log_mass, part = restrict(network.base, torch.full_like(event, -torch.inf), event)
-        except NotImplementedError:
+        if not has_restriction(network):
             return self.segments[0].table[-1]
-        _, matrix = replace(network, base=part).kernel().matrix(network.bias)
-        return log_mass.exp() * matrix
+        return masses_below(network, edge.unsqueeze(0)).squeeze(0)
 
     def _by_rows(
         self, function: Callable[[_Segment, Tensor, Tensor], Tensor], part: Tensor, values: Tensor
