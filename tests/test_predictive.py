@@ -1,6 +1,8 @@
 """What is asked of the law of one coordinate: levels, regions, modes, scores."""
 
+import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,15 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.distributions import AffineTransform, TransformedDistribution
 from torch.testing import assert_close
 
-from pyro_snefy import SNEFY, conditional_snefy
+from pyro_snefy import SNEFY, bases, conditional_snefy
 from pyro_snefy.activations import Activation, Cos, Erf, Exp, ReLU, Snake
 from pyro_snefy.bases import (
     Base,
     Binomial,
+    DirichletFamily,
     Gaussian,
     GaussianMixture,
     Geometric,
@@ -26,7 +30,11 @@ from pyro_snefy.bases import (
     Standardized,
     StudentT,
     UniformCube,
+    UniformSphere,
 )
+from pyro_snefy.kernels.registry import check_closed_form, closed_form
+from tests.cases import ACTIVATIONS
+from tests.cases import BASES as CASE_BASES
 
 F64 = torch.float64
 NORMAL = Gaussian(0.0, 1.0, event_dim=0)
@@ -357,3 +365,71 @@ def test_log_cdf_has_digits() -> None:
     marginal = SNEFY(_randn(4, 2), _randn(4), _randn(2, 4), activation=ReLU()).marginal([0])
     x = _randn(3, 1)
     assert_close(marginal.log_cdf(x), marginal.cdf(x).log())
+
+
+def test_entropy_says_what_to_do() -> None:
+    """The hint works: on a normal law, to six standard errors (false alarms: 2e-9)."""
+    d = _normal(torch.tensor(0.0), torch.tensor(2.0))
+    joint = SNEFY(_randn(4, 2), _randn(4), _randn(2, 4), activation=ReLU())
+    for law in (d, joint.marginal([0])):
+        with pytest.raises(NotImplementedError, match=r"log_prob\(d.sample"):
+            law.entropy()
+    draws = -d.log_prob(d.sample((10_000,)))
+    expected = stats.norm(scale=2.0).entropy()
+    assert abs(draws.mean(0).item() - expected) < 6 * draws.std().item() / 100
+
+
+def test_affine_transforms_of_a_law() -> None:
+    law = _normal(torch.zeros(3, dtype=F64), torch.ones(3, dtype=F64))
+    moved = TransformedDistribution(law, [AffineTransform(1.0, -2.0)])
+    y = torch.tensor([-1.0, 0.5, 4.0], dtype=F64)
+    assert_close(moved.cdf(y), torch.as_tensor(stats.norm(1.0, 2.0).cdf(y)))
+    q = torch.tensor([0.1, 0.5, 0.8], dtype=F64)
+    assert_close(moved.icdf(q), torch.as_tensor(stats.norm(1.0, 2.0).ppf(q)), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("base", [UniformSphere(3), DirichletFamily(3), UniformCube(2)], ids=str)
+def test_hints_of_coordinates_lead_somewhere(base: Base) -> None:
+    activation = Exp()
+    weight, readout = torch.rand(4, base.num_statistics), torch.randn(1, 4)
+    law = SNEFY(weight, torch.zeros(4), readout, activation=activation, base=base)
+    with pytest.raises(NotImplementedError) as error:
+        law.cdf(law.sample())
+    found = re.search(r"k in \[(.*)\]", str(error.value))
+    if found is None:
+        assert "has no marginal laws" in str(error.value)
+        with pytest.raises(NotImplementedError):
+            law.marginal([0]).log_prob(torch.tensor([0.5]))
+    for k in map(int, found.group(1).split(",") if found else ()):
+        assert law.marginal([k]).icdf(0.5).shape == (1,)
+
+
+def _subclasses(kind: type) -> set[type]:
+    return {kind}.union(*(_subclasses(below) for below in kind.__subclasses__()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_refused_pairs_list_bases_that_work(bias: bool) -> None:
+    """Every class that an error names is public, and has a closed form with the activation."""
+    refused = 0
+    abstract = {"Base", "FourierBase", "LaplaceBase", "Pushforward"}
+    ours = {kind.__name__ for kind in _subclasses(Base) if kind.__module__.startswith("pyro_snefy")}
+    hidden = (ours - set(bases.__all__)) | abstract
+    for (activation, _), case in itertools.product(ACTIVATIONS.values(), CASE_BASES.values()):
+        if closed_form(activation, case.build(), bias):
+            continue
+        with pytest.raises(NotImplementedError) as error:
+            check_closed_form(activation, case.build(), bias)
+        found = re.search(r"Bases with one for \w+: ([\w, ]+)\.", str(error.value))
+        if found is None:
+            assert "pass bias=None" in str(error.value)
+            continue
+        refused += 1
+        names = found.group(1).split(", ")
+        built = {type(other.build()).__name__: other.build() for other in CASE_BASES.values()}
+        for name in names:
+            assert name not in hidden
+            # A composition has a closed form where its parts have one.
+            if name in built and name not in ("Mixture", "Product"):
+                assert closed_form(activation, built[name], bias)
+    assert refused > 20

@@ -16,7 +16,7 @@ from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
 from ..operations.regions import highest_density_region, mode
 from ..operations.scores import crps
-from .validation import Levels, check_inner_levels, check_one_coordinate
+from .validation import NO_ENTROPY, Levels, check_inner_levels, check_one_coordinate
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -185,6 +185,10 @@ class Marginal(TorchDistribution):
         kept = [self.dims[k] for k in range(len(self.dims)) if k not in dims]
         rest = [k for k in range(self.joint.event_shape[0]) if k not in given]
         return self.joint.conditional(given, values).marginal([rest.index(k) for k in kept])
+
+    def entropy(self) -> Tensor:
+        r"""Raises an error: the integral of :math:`p \log p` has no closed form."""
+        raise NotImplementedError(NO_ENTROPY)
 
     @property
     def mean(self) -> Tensor:

@@ -33,6 +33,7 @@ from .marginal import Marginal
 from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
+    NO_ENTROPY,
     Levels,
     as_levels,
     check_box,
@@ -713,6 +714,10 @@ class SNEFY(TorchDistribution):
         check_events(x, self.batch_shape, self.base)
         shape = x.shape[:1] + self.batch_shape + self.event_shape
         return readout_gap(self._network, x.expand(shape)).to(self.weight.dtype)
+
+    def entropy(self) -> Tensor:
+        r"""Raises an error: the integral of :math:`p \log p` has no closed form."""
+        raise NotImplementedError(NO_ENTROPY)
 
     @property
     def mean(self) -> Tensor:

@@ -1,6 +1,7 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "NO_ENTROPY",
     "Levels",
     "as_levels",
     "check_bounds",
@@ -199,6 +200,11 @@ def _has_marginal(law: Base, dim: int) -> bool:
         return False
     return True
 
+
+NO_ENTROPY = (
+    "No closed form for the entropy: the logarithm of a squared network has none. "
+    "-d.log_prob(d.sample((10_000,))).mean(0) estimates it without bias."
+)
 
 Levels = Tensor | float | Sequence[float]
 
