@@ -65,6 +65,7 @@ PUBLIC = {
     "readout",
     "readout_gap",
     "weight",
+    "with_mean",
 }
 
 MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

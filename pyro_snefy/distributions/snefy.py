@@ -11,7 +11,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation, Cos
-from ..bases import Base, Gaussian
+from ..bases import Base, Gaussian, Standardized
 from ..bases.base import TensorLike
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
@@ -736,6 +736,37 @@ class SNEFY(TorchDistribution):
             raise NotImplementedError("A scalar event has a variance, no covariance_matrix.")
         covariance = self._moments()[1].to(self.weight.dtype)
         return covariance.expand(self.batch_shape + covariance.shape[-2:])
+
+    def with_mean(self, mean: TensorLike) -> "SNEFY":
+        r"""The same law, moved so that it has a given mean.
+
+        .. math:: p(x - m + \mathbb{E}[x])
+
+        The location of a family and an intercept :math:`m` cannot be told apart by data. Noise
+        whose mean is fixed leaves the location to the rest of a model. The mean of the law is in
+        closed form, and one kernel serves all :math:`m`.
+
+        Arguments:
+            mean: The mean :math:`m`, with shape :math:`(*, \text{event})`, where :math:`(*)`
+                broadcasts with the batch shape. The base is on the reals or on real vectors.
+
+        Example:
+            >>> base = Gaussian(1.0, 1.0, event_dim=0)
+            >>> noise = SNEFY(torch.randn(8, 1), torch.zeros(8), torch.randn(2, 8), base=base)
+            >>> noise.with_mean(torch.tensor([0.0, 2.0])).batch_shape
+            torch.Size([2])
+        """
+        loc = torch.as_tensor(mean, dtype=self.weight.dtype, device=self.weight.device) - self.mean
+        base = Standardized(self.base, loc, torch.ones_like(loc), validate_args=False)
+        return SNEFY(
+            self.weight,
+            self.bias,
+            self.readout,
+            gram=self.gram,
+            activation=self.activation,
+            base=base,
+            validate_args=self._validate_args,
+        )
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         return moments(self._network.to(torch.float64))
