@@ -79,7 +79,8 @@ def check_exposure(base: Base, context_dim: int, exposure: int | None) -> None:
             f"ConditionalSNEFY: expected exposure to be None or the number of a column of context, "
             f"from 0 to {context_dim - 1}, got {exposure!r}."
         )
-    exposed(base, torch.ones(()))
+    tensors = [value for _, value in base.tensors()] or [torch.ones(())]
+    exposed(base, torch.ones_like(tensors[0]))
 
 
 def check_exposures(exposure: Tensor) -> Tensor:
