@@ -50,9 +50,12 @@ PUBLIC = {
     "condition_number",
     "conditional",
     "covariance_matrix",
+    "crps",
     "fisher_information",
     "gram",
+    "highest_density_region",
     "interval_probability",
+    "log_cdf",
     "log_normalizer",
     "marginal",
     "moment_generating_function",
@@ -62,6 +65,7 @@ PUBLIC = {
     "readout",
     "readout_gap",
     "weight",
+    "with_mean",
 }
 
 MODULES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

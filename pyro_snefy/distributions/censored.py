@@ -11,7 +11,7 @@ from torch.distributions import constraints
 
 from ..numerics.linalg import broadcast_shapes
 from ..operations.intervals import log_box_mass
-from .validation import check_bounds
+from .validation import Levels, check_bounds
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -115,3 +115,12 @@ class Censored(TorchDistribution):
         latent = self.latent
         found = latent.cdf(torch.where(free, value, latent.base.example(value)))
         return torch.where(free, found, (value >= self.high).to(found.dtype))
+
+    def icdf(self, value: Levels) -> Tensor:
+        r"""The quantiles, which are bounds where a bound has the mass.
+
+        Arguments:
+            value: Probabilities: a number, or a tensor that broadcasts with the batch shape. A
+                list of :math:`k` numbers gives quantiles with shape :math:`(k, \text{batch})`.
+        """
+        return self.latent.icdf(value).clamp(self.low, self.high)

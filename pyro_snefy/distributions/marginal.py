@@ -5,15 +5,18 @@ __all__ = ["Marginal"]
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 
 from ..bases import Base
 from ..constraints import permuted
-from ..numerics.linalg import take
+from ..numerics.linalg import safe_log, take
 from ..operations.marginals import check_dims, log_numerator
 from ..operations.quantiles import cdf, icdf
-from .validation import check_one_coordinate, check_probabilities
+from ..operations.regions import highest_density_region, mode
+from ..operations.scores import crps
+from .validation import NO_ENTROPY, Levels, check_inner_levels, check_one_coordinate
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -123,16 +126,53 @@ class Marginal(TorchDistribution):
             self._validate_sample(value)
         return cdf(self.joint._network, self.dims[0], value)
 
-    def icdf(self, value: Tensor) -> Tensor:
+    def icdf(self, value: Levels) -> Tensor:
         r"""The quantiles, of a single coordinate.
 
         Arguments:
-            value: Probabilities, with shape :math:`(*)`.
+            value: Probabilities: a number, or a tensor that broadcasts with the batch shape. A
+                list of :math:`k` numbers gives quantiles with shape
+                :math:`(k, \text{batch}, 1)`.
+        """
+        check_one_coordinate(self.event_shape, self._law)
+        return icdf(self.joint._network, self.dims[0], self.joint._levels(value))
+
+    def log_cdf(self, value: Tensor) -> Tensor:
+        r"""The logarithm of :meth:`cdf`, with digits in the lower tail.
+
+        Arguments:
+            value: Events, with shape :math:`(*, 1)`.
+        """
+        log_cdf = safe_log(self.cdf(value.double()))
+        return log_cdf.to(torch.promote_types(value.dtype, self.joint.weight.dtype))
+
+    def crps(self, value: Tensor) -> Tensor:
+        r"""The continuous ranked probability score, of a single coordinate.
+
+        Arguments:
+            value: Events, with shape :math:`(*, 1)`.
         """
         check_one_coordinate(self.event_shape, self._law)
         if self._validate_args:
-            check_probabilities(value)
-        return icdf(self.joint._network, self.dims[0], value)
+            self._validate_sample(value)
+        return crps(self.joint._network, self.dims[0], value)
+
+    def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
+        r"""The smallest set with a given probability, of a single coordinate.
+
+        Arguments:
+            level: The probability, as in :meth:`pyro_snefy.SNEFY.highest_density_region`.
+        """
+        check_one_coordinate(self.event_shape, self._law)
+        levels = self.joint._levels(level)
+        check_inner_levels(levels)
+        return highest_density_region(self.joint._network, self.dims[0], levels)
+
+    @property
+    def mode(self) -> Tensor:
+        """Where the density of a single coordinate is largest, without gradients."""
+        check_one_coordinate(self.event_shape, self._law)
+        return mode(self.joint._network, self.dims[0])
 
     def marginal(self, dims: Sequence[int]) -> "SNEFY | Marginal":
         """The law of some of these coordinates, in the given order."""
@@ -145,6 +185,10 @@ class Marginal(TorchDistribution):
         kept = [self.dims[k] for k in range(len(self.dims)) if k not in dims]
         rest = [k for k in range(self.joint.event_shape[0]) if k not in given]
         return self.joint.conditional(given, values).marginal([rest.index(k) for k in kept])
+
+    def entropy(self) -> Tensor:
+        r"""Raises an error: the integral of :math:`p \log p` has no closed form."""
+        raise NotImplementedError(NO_ENTROPY)
 
     @property
     def mean(self) -> Tensor:

@@ -11,19 +11,21 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..activations import Activation, Cos
-from ..bases import Base, Gaussian
+from ..bases import Base, Gaussian, Standardized
 from ..bases.base import TensorLike
 from ..kernels import Kernel
 from ..kernels.registry import check_closed_form
 from ..network import Network
 from ..numerics.forms import Features, Gram, Readout
-from ..numerics.linalg import broadcast_shapes, take
+from ..numerics.linalg import broadcast_shapes, safe_log, take
 from ..operations.intervals import log_box_mass
 from ..operations.marginals import check_dims, marginal
 from ..operations.moments import check_finite, moments
 from ..operations.noise import posterior
 from ..operations.quantiles import cdf, icdf
 from ..operations.readout import readout_gap
+from ..operations.regions import highest_density_region, mode
+from ..operations.scores import crps
 from ..operations.transforms import characteristic, fisher_information, log_generating
 from ..sampling import acceptance_rate, is_reparameterizable, pathwise, sample
 from .censored import Censored
@@ -31,12 +33,15 @@ from .marginal import Marginal
 from .observed import Observed, check_observations, make_observation
 from .partially_observed import PartiallyObserved
 from .validation import (
+    NO_ENTROPY,
+    Levels,
+    as_levels,
     check_box,
     check_events,
     check_expansion,
+    check_inner_levels,
     check_normalizer,
     check_one_coordinate,
-    check_probabilities,
     check_shapes,
     check_types,
     check_values,
@@ -353,16 +358,107 @@ class SNEFY(TorchDistribution):
             self._validate_sample(value)
         return cdf(self._network, 0, value)
 
-    def icdf(self, value: Tensor) -> Tensor:
+    def icdf(self, value: Levels) -> Tensor:
         r"""The quantiles of an event with one coordinate.
 
+        .. math:: F^{-1}(q) = \inf \{x : F(x) \geq q\}
+
         Arguments:
-            value: Probabilities, with shape :math:`(*)`.
+            value: The probabilities :math:`q`: a number, or a tensor that broadcasts with the
+                batch shape. A list of :math:`k` numbers gives quantiles with shape
+                :math:`(k, \text{batch}, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.randn(8, 1), torch.randn(5, 8), torch.randn(2, 8), base=base)
+            >>> low, median, high = d.icdf([0.05, 0.5, 0.95])
+            >>> median.shape
+            torch.Size([5])
+        """
+        check_one_coordinate(self.event_shape, self.base)
+        return icdf(self._network, 0, self._levels(value))
+
+    def _levels(self, value: Levels) -> Tensor:
+        return as_levels(value, self.weight, self.batch_shape, bool(self._validate_args))
+
+    def log_cdf(self, value: Tensor) -> Tensor:
+        r"""The logarithm of :meth:`cdf`, in float64 before it is rounded.
+
+        It has its digits in the lower tail, down to probabilities of about 1e-30.
+
+        Arguments:
+            value: Events, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> d.log_cdf(torch.tensor(-10.0))
+            tensor(-53.2313)
+        """
+        log_cdf = safe_log(self.cdf(value.double()))
+        return log_cdf.to(torch.promote_types(value.dtype, self.weight.dtype))
+
+    def crps(self, value: Tensor) -> Tensor:
+        r"""The continuous ranked probability score of events with one coordinate.
+
+        .. math:: \int \left( F(z) - 1\{z \geq y\} \right)^2 dz
+            = \mathbb{E} |x - y| - \tfrac{1}{2} \mathbb{E} |x - x'|
+
+        The score is in units of the event, smaller is better, and proper (Gneiting and Raftery
+        2007, "Strictly proper scoring rules, prediction, and estimation", JASA 102). It is a
+        quadrature of the squared distribution function with gradients. Its relative error is about
+        1e-5 where waves go on far into tails that are thousands of scales long, as in a default
+        likelihood before it is fitted, and below 1e-9 elsewhere.
+
+        Arguments:
+            value: The events :math:`y`, with shape :math:`(*, \text{event})`.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> d.crps(torch.tensor(0.0))
+            tensor(0.2337)
         """
         check_one_coordinate(self.event_shape, self.base)
         if self._validate_args:
-            check_probabilities(value)
-        return icdf(self._network, 0, value)
+            self._validate_sample(value)
+        return crps(self._network, 0, value)
+
+    def highest_density_region(self, level: Levels) -> tuple[Tensor, Tensor]:
+        r"""The smallest set with a given probability, for an event with one coordinate.
+
+        .. math:: \{x : p(x) \geq t\}, \quad \int_{p \geq t} p(x) \, dx = q
+
+        The set is a union of intervals (Hyndman 1996, "Computing and graphing highest density
+        regions", The American Statistician 50). Of counts, it is a union of runs of neighbouring
+        points, the fewest whose probability is at least :math:`q`. There are no gradients.
+
+        Arguments:
+            level: The probability :math:`q`: a number, a list, or a tensor that broadcasts with the
+                batch shape, as in :meth:`icdf`.
+
+        Returns:
+            The lower and the upper ends of the intervals, in ascending order. Both have the shape
+            :math:`(k, *, \text{event})`, where :math:`(*)` is the shape of :meth:`icdf`, and NaN
+            where there are fewer than :math:`k` intervals.
+
+        Example:
+            >>> base = Gaussian(0.0, 1.0, event_dim=0)
+            >>> d = SNEFY(torch.ones(1, 1), torch.zeros(1), torch.ones(1, 1), base=base)
+            >>> low, high = d.highest_density_region(0.5)
+            >>> d.interval_probability(low, high).sum(0)
+            tensor(0.5000)
+        """
+        check_one_coordinate(self.event_shape, self.base)
+        levels = self._levels(level)
+        check_inner_levels(levels)
+        return highest_density_region(self._network, 0, levels)
+
+    @property
+    def mode(self) -> Tensor:
+        """Where the density of an event with one coordinate is largest, without gradients."""
+        check_one_coordinate(self.event_shape, self.base)
+        return mode(self._network, 0)
 
     def interval_probability(self, low: Tensor, high: Tensor) -> Tensor:
         r"""The probability of boxes, :math:`P(l \leq x \leq u)`.
@@ -619,6 +715,10 @@ class SNEFY(TorchDistribution):
         shape = x.shape[:1] + self.batch_shape + self.event_shape
         return readout_gap(self._network, x.expand(shape)).to(self.weight.dtype)
 
+    def entropy(self) -> Tensor:
+        r"""Raises an error: the integral of :math:`p \log p` has no closed form."""
+        raise NotImplementedError(NO_ENTROPY)
+
     @property
     def mean(self) -> Tensor:
         r"""The mean :math:`\mathbb{E}[x]`, in closed form where there is one."""
@@ -636,6 +736,37 @@ class SNEFY(TorchDistribution):
             raise NotImplementedError("A scalar event has a variance, no covariance_matrix.")
         covariance = self._moments()[1].to(self.weight.dtype)
         return covariance.expand(self.batch_shape + covariance.shape[-2:])
+
+    def with_mean(self, mean: TensorLike) -> "SNEFY":
+        r"""The same law, moved so that it has a given mean.
+
+        .. math:: p(x - m + \mathbb{E}[x])
+
+        The location of a family and an intercept :math:`m` cannot be told apart by data. Noise
+        whose mean is fixed leaves the location to the rest of a model. The mean of the law is in
+        closed form, and one kernel serves all :math:`m`.
+
+        Arguments:
+            mean: The mean :math:`m`, with shape :math:`(*, \text{event})`, where :math:`(*)`
+                broadcasts with the batch shape. The base is on the reals or on real vectors.
+
+        Example:
+            >>> base = Gaussian(1.0, 1.0, event_dim=0)
+            >>> noise = SNEFY(torch.randn(8, 1), torch.zeros(8), torch.randn(2, 8), base=base)
+            >>> noise.with_mean(torch.tensor([0.0, 2.0])).batch_shape
+            torch.Size([2])
+        """
+        loc = torch.as_tensor(mean, dtype=self.weight.dtype, device=self.weight.device) - self.mean
+        base = Standardized(self.base, loc, torch.ones_like(loc), validate_args=False)
+        return SNEFY(
+            self.weight,
+            self.bias,
+            self.readout,
+            gram=self.gram,
+            activation=self.activation,
+            base=base,
+            validate_args=self._validate_args,
+        )
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         return moments(self._network.to(torch.float64))

@@ -1,21 +1,24 @@
 r"""Checks of the arguments of a squared neural family."""
 
 __all__ = [
+    "NO_ENTROPY",
+    "Levels",
+    "as_levels",
     "check_bounds",
     "check_box",
     "check_events",
     "check_expansion",
     "check_gram",
+    "check_inner_levels",
     "check_normalizer",
     "check_one_coordinate",
-    "check_probabilities",
     "check_shapes",
     "check_types",
     "check_values",
 ]
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -185,7 +188,7 @@ def check_one_coordinate(event_shape: Size, law: Base) -> None:
     lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
     hint = f"try marginal([k]) with k in {lines}" if lines else f"{law} has no marginal laws"
     raise NotImplementedError(
-        "Expected an event with one coordinate for a distribution function, got event_shape "
+        "Expected an event with one coordinate, as distribution functions take, got event_shape "
         f"{tuple(event_shape)}; {hint}."
     )
 
@@ -198,10 +201,49 @@ def _has_marginal(law: Base, dim: int) -> bool:
     return True
 
 
-def check_probabilities(value: Tensor) -> None:
-    """Checks that values are probabilities."""
-    if not bool(((value >= 0) & (value <= 1)).all()):
-        raise ValueError(f"Expected probabilities between 0 and 1, got {value}.")
+NO_ENTROPY = (
+    "No closed form for the entropy: the logarithm of a squared network has none. "
+    "-d.log_prob(d.sample((10_000,))).mean(0) estimates it without bias."
+)
+
+Levels = Tensor | float | Sequence[float]
+
+
+def as_levels(value: Levels, like: Tensor, batch_shape: Size, validate: bool) -> Tensor:
+    r"""Probabilities as a tensor that broadcasts with a batch shape.
+
+    Arguments:
+        value: A number, :math:`k` numbers in a sequence, or a tensor. A sequence comes before the
+            batch shape, like a sample shape.
+        like: A tensor of the dtype and device that numbers are to have.
+        batch_shape: The batch shape.
+        validate: Whether to check that the values are probabilities.
+    """
+    numbers = value if isinstance(value, Sequence) else [value]
+    if not (isinstance(value, Tensor) or all(isinstance(x, float | int) for x in numbers)):
+        raise TypeError(
+            f"Expected probabilities as a number, a list of numbers or a Tensor, got {value!r}."
+        )
+    levels = value
+    if not isinstance(levels, Tensor):
+        levels = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        levels = levels.reshape(levels.shape + (1,) * (levels.dim() * len(batch_shape)))
+    if validate and not bool(((levels >= 0) & (levels <= 1)).all()):
+        raise ValueError(f"Expected probabilities between 0 and 1, got {levels}.")
+    try:
+        broadcast_shapes(levels.shape, batch_shape)
+    except RuntimeError:
+        raise ValueError(
+            f"Expected probabilities that broadcast with the batch shape {tuple(batch_shape)}, got "
+            f"shape {tuple(levels.shape)}; every law of the batch has the levels of a list."
+        ) from None
+    return levels
+
+
+def check_inner_levels(levels: Tensor) -> None:
+    """Checks that probabilities are neither zero nor one."""
+    if not bool(((levels > 0) & (levels < 1)).all()):
+        raise ValueError(f"Expected levels between 0 and 1, both excluded, got {levels}.")
 
 
 def check_box(low: Tensor, high: Tensor, event_shape: Size) -> None:

@@ -91,6 +91,19 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
     return all(entry is not None and (entry.bias or not bias) for entry in entries)
 
 
+def _bases_for(activation: type[Activation], bias: bool) -> set[str]:
+    # The names of bases with a closed form; what cannot be built has no density of its own.
+    kinds, names = [Base], set()
+    while kinds:
+        kind = kinds.pop()
+        kinds.extend(kind.__subclasses__())
+        entry = _REGISTRY.find(activation, kind)
+        abstract = kind.log_density is Base.log_density or kind.__name__.startswith("_")
+        if entry is not None and not abstract and (entry.bias or not bias):
+            names.add(kind.__name__)
+    return names
+
+
 def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
     r"""Raises an error, which lists what would work, unless a pair has a closed form."""
     if closed_form(activation, base, bias):
@@ -102,7 +115,7 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         )
     kind = type(base.parts()[0])  # of a pushforward, its latent base
     activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(kind, b)})
-    bases = sorted({b.__name__ for a, b in _REGISTRY if issubclass(type(activation), a)})
+    bases = sorted(_bases_for(type(activation), bias))
     raise NotImplementedError(
         f"No closed form for {name}. Activations with one on {type(base).__name__}: "
         f"{', '.join(activations) or 'none'}. Bases with one for {type(activation).__name__}: "

@@ -24,6 +24,7 @@ from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from ..kernels import closed_form
 from .defaults import AsinhNet, bump_basis, heavy_tailed
+from .exposure import check_exposure, check_exposures, exposed, fit_exposed
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
     checked_events,
@@ -60,6 +61,8 @@ class ConditionalSNEFY(FamilyModule):
         learn_neurons: Whether weights and biases are learnt. If not, the neurons are a constant and
             a row of bumps that stay as they are: a basis, which the readout combines.
         learn_base: Whether the tensors of the base are learnt, or the names of those to learn.
+        exposure: The number of the column of contexts that holds exposures, or None, see
+            :func:`~pyro_snefy.learning.exposure.exposed`.
 
     Example:
         >>> from pyro_snefy.activations import Cos
@@ -86,9 +89,12 @@ class ConditionalSNEFY(FamilyModule):
         heads: Sequence[Head],
         learn_neurons: bool = True,
         learn_base: bool | Collection[str] = False,
+        exposure: int | None = None,
     ) -> None:
         super().__init__()
         _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
+        check_exposure(base, context_dim, exposure)
+        self.exposure = exposure
         if not isinstance(net, nn.Module):
             raise TypeError(f"ConditionalSNEFY: expected net to be a torch.nn.Module, got {net!r}.")
         self.activation, self.heads = activation, tuple(heads)
@@ -160,7 +166,11 @@ class ConditionalSNEFY(FamilyModule):
                 self.loc.copy_(units[0])
                 self.scale.copy_(units[1])
             elif any(isinstance(head, BaseHead) for head in self.heads):
-                self.base.set(fit_base(base, rows))
+                if self.exposure is None:
+                    self.base.set(fit_base(base, rows))
+                else:
+                    exposures = check_exposures(context[:, self.exposure]).to(self.loc)
+                    self.base.set(fit_exposed(base, rows, exposures))
                 if base.is_discrete and base.event_dim == 0 and "weight" not in self._constraints:
                     # Waves that are slow where the counts are.
                     nn.init.normal_(self.weight, std=1 / spread(rows).item())
@@ -191,6 +201,9 @@ class ConditionalSNEFY(FamilyModule):
         self._check_context(context)
         dtype = self.context_loc.dtype
         inputs = (context - self.context_loc) / self.context_scale
+        if self.exposure is not None:  # the network does not see it
+            column = torch.arange(context.shape[-1], device=context.device) == self.exposure
+            inputs = torch.where(column, 0.0, inputs)
         if inputs.dtype != dtype:
             raise TypeError(
                 f"ConditionalSNEFY: expected context with the dtype {dtype} of the module, got "
@@ -213,6 +226,8 @@ class ConditionalSNEFY(FamilyModule):
         for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
         base = parameters.base
+        if self.exposure is not None:
+            base = exposed(base, context[..., self.exposure])
         weight: Tensor = self.weight
         bias = parameters.bias
         if base.support in REALS:
@@ -297,6 +312,7 @@ def conditional_snefy(
     hidden_dims: Sequence[int] = (128, 128),
     net: nn.Module | None = None,
     heads: Sequence[Head] | None = None,
+    exposure: int | None = None,
 ) -> ConditionalSNEFY:
     r"""Creates a conditional squared neural family, for use as a likelihood.
 
@@ -339,6 +355,10 @@ def conditional_snefy(
             bias with other activations than ``Bump``. On other supports the bias and the readout,
             and with the counts ``Poisson``, ``Geometric``, ``NegativeBinomial``, ``Binomial`` and
             ``Bernoulli`` the base itself.
+        exposure: The number of the column of contexts that holds exposures :math:`e > 0`. The mean
+            of a ``Poisson`` or ``NegativeBinomial`` base is multiplied by :math:`e`, and a
+            ``Binomial`` base has :math:`e` trials, at most as many as its own total count. The
+            network does not see this column.
 
     Example:
         >>> likelihood = conditional_snefy((), context_dim=5)
@@ -378,4 +398,5 @@ def conditional_snefy(
         heads,
         learn_neurons=not basis,
         learn_base=("logits",) if chosen else False,
+        exposure=exposure,
     )

@@ -40,6 +40,7 @@ from ..numerics.hypergeometric import hyp0f1_oscillating
 from ..numerics.linalg import rows_matmul
 from .affine import normal_coordinates
 from .jets import Rows, as_complex, centres, independent_factors, sums_over_rows
+from .shared_moments import shared_moments
 
 Moments = tuple[Tensor, Tensor]
 
@@ -61,7 +62,7 @@ def moments(network: Network) -> Moments:
             "has no mean; UniformSphere(2) has one, in the plane."
         )
     with torch.enable_grad():
-        mean, covariance = _moments(network.base, network)
+        mean, covariance = _moments_of_rows(network.base, network)
     with torch.no_grad():
         possible = network.log_normalizer() > -torch.inf
     mean = torch.where(possible[..., None], mean, torch.nan)
@@ -88,6 +89,12 @@ def check_finite(activation: Activation, base: Base, order: int, name: str) -> N
                 f"SNEFY: expected {part} with df > {order}, where {name} with {activation} "
                 f"is finite, got df = {found}."
             )
+
+
+def _moments_of_rows(base: Base, network: Network) -> Moments:
+    # Of rows that share their neurons, all at once.
+    shared = shared_moments(base, network)
+    return _moments(base, network) if shared is None else _centred(*shared)
 
 
 @singledispatch
@@ -238,7 +245,7 @@ def _members(base: Any, network: Network) -> Moments:
 
 @_moments.register
 def _standardized(base: Standardized, network: Network) -> Moments:
-    mean, covariance = _moments(base.base, replace(network, base=base.base))
+    mean, covariance = _moments_of_rows(base.base, replace(network, base=base.base))
     loc, scale = base.loc, base.scale
     if not base.event_dim:
         loc, scale = loc.unsqueeze(-1), scale.unsqueeze(-1)

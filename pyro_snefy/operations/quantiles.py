@@ -4,7 +4,17 @@ All terms of a quadrature of a density are positive. A distribution function thu
 the lower tail, too, where terms of a sum over pairs of neurons would cancel.
 """
 
-__all__ = ["Line", "box_mass", "cdf", "count_nodes", "icdf", "line", "shared_line"]
+__all__ = [
+    "Line",
+    "box_mass",
+    "cdf",
+    "coordinate",
+    "count_nodes",
+    "icdf",
+    "line",
+    "shared_edges",
+    "shared_line",
+]
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -321,12 +331,13 @@ class Line:
         return x
 
 
-def line(network: Network, dim: int = 0) -> Line:
+def line(network: Network, dim: int = 0, panels_only: bool = False) -> Line:
     r"""The law of one coordinate of a network whose statistic is its event.
 
     Arguments:
         network: The network.
         dim: The coordinate.
+        panels_only: Whether tails have panels, too, in place of closed forms of their masses.
     """
     network = network.to(torch.float64)
     base, event_shape = network.base, network.base.event_shape
@@ -345,7 +356,7 @@ def line(network: Network, dim: int = 0) -> Line:
     with torch.no_grad():
         neurons = _along(network, dim, whole)
     jumps = [*ends(law), *_steps(network, dim, neurons)]
-    tails = _tails(network, whole, log_normalizer)
+    tails = None if panels_only else _tails(network, whole, log_normalizer)
     return Line(log_density, law, neurons, network.batch_shape, network.width, jumps, tails)
 
 
@@ -444,6 +455,16 @@ def shared_line(network: Network) -> SharedLine | None:
     Arguments:
         network: The network, in float64, whose statistic is its event.
     """
+    found = shared_edges(network)
+    return None if found is None else SharedLine(*found)
+
+
+def shared_edges(network: Network) -> tuple[Network, Tensor] | None:
+    r"""The laws of a batch with one set of neurons, and edges of panels for all of them, or None.
+
+    Arguments:
+        network: The network, in float64, whose statistic is its event.
+    """
     shared = with_shared_neurons(network) if network.base.event_shape.numel() == 1 else None
     if shared is None or shared.activation.degree is not None or not is_real(shared.base.support):
         return None
@@ -451,11 +472,11 @@ def shared_line(network: Network) -> SharedLine | None:
         edges, atoms = edges_and_atoms(shared.base, _along(shared, 0, True))
     if atoms or not SharedLine.fits(sum(x.numel() for x in edges)):
         return None
-    return SharedLine(shared, torch.cat([x.flatten() for x in edges]).unique())
+    return shared, torch.cat([x.flatten() for x in edges]).unique()
 
 
-def _coordinate(network: Network, dim: int) -> Network:
-    # Its base alone counts, which maps values of the coordinate to latent values and back.
+def coordinate(network: Network, dim: int) -> Network:
+    """A network whose base maps values of a coordinate to latent values and back."""
     whole = network.base.event_shape.numel() == 1
     return network if whole else replace(network, base=network.base.marginal([dim]))
 
@@ -470,7 +491,7 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(value.dtype, network.weight.dtype)
     network = network.to(torch.float64)
-    x = _coordinate(network, dim).to_latent(value.double())
+    x = coordinate(network, dim).to_latent(value.double())
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
     latent = network.latent()
@@ -488,7 +509,7 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     """
     dtype = torch.promote_types(value.dtype, network.weight.dtype)
     network = network.to(torch.float64)
-    axis = _coordinate(network, dim)
+    axis = coordinate(network, dim)
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
     latent = network.latent()
     x = (shared_line(latent) or line(latent, dim)).icdf(q)

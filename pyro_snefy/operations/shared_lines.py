@@ -8,20 +8,20 @@ A conditional family with one readout for each context is such a batch. One tabl
 density in one panel.
 """
 
-__all__ = ["SharedLine", "with_shared_neurons"]
+__all__ = ["Laws", "SharedLine", "has_restriction", "masses_below", "with_shared_neurons"]
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..activations import Cos, Sin
 from ..network import Network
 from ..numerics.forms import Readout
+from ..numerics.legendre import antiderivative, legendre_rule
 from .restricted import restrict
 
 _NODES = 16  # of each panel
@@ -29,6 +29,7 @@ _COARSE = 64  # edges that are searched first
 _CHUNK = 2**22  # numbers that are held at once
 _TABLE = 2**22  # numbers of the table for the middle of the line, at most
 _BLOCK = 64  # panels of a block in the tails
+_BOXES = 2**17  # pairs of neurons in boxes that are evaluated at once
 _MOST = 2**20  # panels: more would take too long
 
 
@@ -63,8 +64,39 @@ def with_shared_neurons(network: Network) -> Network | None:
     )
 
 
-class _Laws:
-    r"""The densities of a batch of laws that share their neurons, by Gauss-Legendre nodes."""
+def has_restriction(network: Network) -> bool:
+    """Whether :func:`masses_below` has a closed form."""
+    event = network.weight.new_zeros(network.base.event_shape)
+    try:
+        restrict(network.base, torch.full_like(event, -torch.inf), event)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def masses_below(network: Network, x: Tensor) -> Tensor:
+    r"""The matrices :math:`A(x)`, with shape :math:`(N, n, n)`, in closed form.
+
+    Arguments:
+        network: The network, in float64, with neurons and a base without batch dimensions.
+        x: The values, with shape :math:`(N,)`.
+    """
+    pieces = []
+    for piece in x.split(max(1, _BOXES // network.width**2)):
+        event = piece.unsqueeze(-1) if network.base.event_dim else piece
+        log_mass, part = restrict(network.base, torch.full_like(event, -torch.inf), event)
+        _, matrix = replace(network, base=part).kernel().matrix(network.bias)
+        pieces.append(log_mass.exp()[:, None, None] * matrix)
+    return torch.cat(pieces)
+
+
+class Laws:
+    r"""The densities of a batch of laws that share their neurons, by Gauss-Legendre nodes.
+
+    Arguments:
+        network: The network, in float64, with neurons and a base without batch dimensions.
+        like: A tensor of the dtype and device that nodes are to have.
+    """
 
     def __init__(self, network: Network, like: Tensor) -> None:
         self.network = network
@@ -74,14 +106,7 @@ class _Laws:
         readout = network.form.matrix * size
         shape = network.batch_shape + readout.shape[-2:]
         self.readout = readout.expand(shape).reshape(-1, *shape[-2:])  # (B, m, n)
-        nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-        # From values at the nodes to coefficients of Legendre polynomials.
-        basis = np.polynomial.legendre.legvander(nodes, _NODES - 1)
-        transform = (basis * weights[:, None]) * (2 * np.arange(_NODES) + 1) / 2
-        self.nodes, self.weights, self.transform = (
-            torch.as_tensor(x, dtype=like.dtype, device=like.device)
-            for x in (nodes, weights, transform)
-        )
+        self.nodes, self.weights, self.transform = legendre_rule(_NODES, like)
 
     def at_nodes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """The nodes of panels (*), and their weights, each (*, nodes)."""
@@ -117,7 +142,7 @@ class _Segment:
         start: A function that returns :math:`A` at the first edge.
     """
 
-    def __init__(self, laws: _Laws, edges: Tensor, block: int, start: Callable[[], Tensor]) -> None:
+    def __init__(self, laws: Laws, edges: Tensor, block: int, start: Callable[[], Tensor]) -> None:
         self.laws, self.start = laws, start
         short = -(len(edges) - 1) % block
         edges = torch.cat([edges, edges[-1:].expand(short)])  # the last panels have no length
@@ -148,7 +173,7 @@ class _Segment:
         before = torch.arange(masses.shape[-1], device=x.device) < panel.unsqueeze(-1)
         series, middle, half = self._panel(block, panel, density)
         t = ((x - middle) / torch.where(half > 0, half, 1.0)).clamp(-1.0, 1.0)
-        within = torch.where(before, masses, 0.0).sum(-1) + half * _antiderivative(series, t)[0]
+        within = torch.where(before, masses, 0.0).sum(-1) + half * antiderivative(series, t)[0]
         return self.laws.form(rows, self.table[block]) + within
 
     def icdf(self, rows: Tensor, target: Tensor) -> Tensor:
@@ -211,7 +236,7 @@ class SharedLine:
     """
 
     def __init__(self, network: Network, edges: Tensor) -> None:
-        laws = self.laws = _Laws(network, edges)
+        laws = self.laws = Laws(network, edges)
         n, count = network.width, len(edges) - 1
         width = min(count, max(1, _TABLE // n**2))
         first = (count - width) // 2
@@ -237,13 +262,9 @@ class SharedLine:
         network, edge = self.laws.network, self.middle.anchors[0]
         if self.segments[0] is self.middle:
             return edge.new_zeros((network.width,) * 2)
-        event = edge.expand(network.base.event_shape)
-        try:
-            log_mass, part = restrict(network.base, torch.full_like(event, -torch.inf), event)
-        except NotImplementedError:
+        if not has_restriction(network):
             return self.segments[0].table[-1]
-        _, matrix = replace(network, base=part).kernel().matrix(network.bias)
-        return log_mass.exp() * matrix
+        return masses_below(network, edge.unsqueeze(0)).squeeze(0)
 
     def _by_rows(
         self, function: Callable[[_Segment, Tensor, Tensor], Tensor], part: Tensor, values: Tensor
@@ -301,26 +322,12 @@ class SharedLine:
         return x + change / torch.where(density > 0, density, torch.inf)
 
 
-def _antiderivative(series: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    # The integral of a Legendre series from -1 to t, and the series itself at t, each (*):
-    # the antiderivative of P_k is (P_{k+1} - P_{k-1}) / (2k + 1).
-    count = series.shape[-1]
-    values = [torch.ones_like(t), t]
-    for k in range(1, count):
-        values.append(((2 * k + 1) * t * values[-1] - k * values[-2]) / (k + 1))
-    legendre = torch.stack(values, dim=-1)
-    factor = 1 / (2 * torch.arange(1, count, dtype=t.dtype, device=t.device) + 1)
-    higher = (legendre[..., 2:] - legendre[..., : count - 1]) * factor
-    integral = torch.cat([(t + 1).unsqueeze(-1), higher], dim=-1)
-    return (series * integral).sum(-1), (series * legendre[..., :count]).sum(-1)
-
-
 def _solve(series: Tensor, mass: Tensor) -> Tensor:
     # The t in [-1, 1] with a given mass below it, by Newton's method within a bisection.
     low, high = -torch.ones_like(mass), torch.ones_like(mass)
     t = torch.zeros_like(mass)
     for _ in range(60):
-        integral, density = _antiderivative(series, t)
+        integral, density = antiderivative(series, t)
         below = integral < mass
         low, high = torch.where(below, t, low), torch.where(below, high, t)
         step = t + (mass - integral) / density
