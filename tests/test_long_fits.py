@@ -216,6 +216,18 @@ def test_arrays_and_frames() -> None:
     fit(Normal(), y, weights=np.ones(300), max_epochs=1, progress=False)
 
 
+def test_arrays_with_negative_strides() -> None:
+    """Columns of a frame in reverse order are a view that runs backwards."""
+    table = np.random.default_rng(0).normal(size=(60, 2))
+    results = []
+    for x in (table[:, ::-1].copy(), table[:, ::-1]):
+        pyro.set_rng_seed(0)
+        module = snefy(2, 4)
+        fit(module, x, max_epochs=1, progress=False)
+        results.append(_state(module))
+    assert _same(*results)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
