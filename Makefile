@@ -67,7 +67,7 @@ format: $(STAMP) ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 clean: ## Remove caches and what was built
-	rm -rf build dist demo_output *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist demo_output on_more_machines_output *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find pyro_snefy tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

@@ -8,7 +8,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyro
@@ -216,6 +218,18 @@ def test_arrays_and_frames() -> None:
     fit(Normal(), y, weights=np.ones(300), max_epochs=1, progress=False)
 
 
+def test_arrays_with_negative_strides() -> None:
+    """Columns of a frame in reverse order are a view that runs backwards."""
+    table = np.random.default_rng(0).normal(size=(60, 2))
+    results = []
+    for x in (table[:, ::-1].copy(), table[:, ::-1]):
+        pyro.set_rng_seed(0)
+        module = snefy(2, 4)
+        fit(module, x, max_epochs=1, progress=False)
+        results.append(_state(module))
+    assert _same(*results)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -408,6 +422,50 @@ def test_two_processes_end_where_one_ends(tmp_path: Path) -> None:
     assert not torch.equal(start.weight, module.weight)
     assert "validation" in (tmp_path / "0.err").read_text()
     assert (tmp_path / "1.err").read_text() == ""
+
+
+def _interrupt(epoch: int, _: History) -> None:
+    if epoch == 1:
+        raise RuntimeError("interrupted")
+
+
+def _fit_with_checkpoint(file: Path, callback: Any = None) -> tuple[JointSNEFY, History]:
+    module, x = _family()
+    options = {"max_epochs": EPOCHS, "batch_size": 50, "lr": 0.02, "progress": False}
+    return module, fit(module, x, checkpoint=file, callback=callback, **options)
+
+
+def _go_on(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=60),
+    )
+    module, history = _fit_with_checkpoint(Path(folder) / f"machine_{rank}.pt")
+    torch.save({"state": module.state_dict(), "nll": history.validation_nll}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_machines_without_a_common_disk(tmp_path: Path) -> None:
+    """Only the first process has the checkpoint of a fit that was interrupted; all go on from it.
+
+    The fit was one process's own: the number of processes may change.
+    """
+    with pytest.raises(RuntimeError, match="interrupted"):
+        _fit_with_checkpoint(tmp_path / "machine_0.pt", _interrupt)
+    assert torch.load(tmp_path / "machine_0.pt")["epoch"] == 1
+    torch.multiprocessing.spawn(_go_on, (str(tmp_path),), nprocs=PROCESSES)
+    module, history = _fit_with_checkpoint(tmp_path / "whole.pt")
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES)]
+    assert _same(found[0]["state"], found[1]["state"])
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(found[0]["state"][name], value, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(found[0]["nll"], history.validation_nll, rtol=1e-7)
+    assert not (tmp_path / "machine_1.pt").exists()
 
 
 _TORCHRUN = """

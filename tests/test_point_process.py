@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from pyro_snefy import PoissonProcess, fit, point_process
 from pyro_snefy.activations import Cos, Exp
-from pyro_snefy.bases import Interval, UniformBox, UniformSphere
+from pyro_snefy.bases import Gaussian, GaussianMixture, Interval, UniformBox, UniformSphere
 from pyro_snefy.learning import ConditionalPointProcess, PointProcess
 
 NAN = torch.nan
@@ -50,6 +50,20 @@ def test_initialize(base: object) -> None:
     x = _points()
     model = point_process(base, hidden_dim=10).initialize(x)  # type: ignore[call-overload]
     assert model().expected_count.item() == pytest.approx(400, rel=1e-5)
+
+
+def test_a_dimension_finds_a_mixture() -> None:
+    """Clusters that are far apart are no normal law: the module may find them, as `snefy` does."""
+    centres = 20.0 * torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    x = centres[torch.arange(600) % 4] + torch.randn(600, 2)
+    model = point_process(2, hidden_dim=4).initialize(x)
+    process = model()
+    assert isinstance(process.base, GaussianMixture)
+    assert process.expected_count.item() == pytest.approx(600, rel=1e-5)
+    # The law of the clusters has log(4) + log(2 pi e) nats, a single normal law more than 7.
+    assert -process.density.log_prob(x).mean().item() < math.log(8 * math.pi * math.e) + 0.3
+    given = point_process(Gaussian(torch.zeros(2), torch.ones(2)), hidden_dim=4).initialize(x)
+    assert isinstance(given().base, Gaussian)
 
 
 def test_fit_is_maximum_likelihood() -> None:

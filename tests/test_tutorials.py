@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
@@ -81,3 +82,39 @@ class TestNotebook:
                 output.get("data", {}).pop("image/png", None)
         text = json.dumps(notebook)
         assert not MACHINE.search(text), MACHINE.search(text)
+
+
+def _torchrun(folder: Path, launcher: list[str], script: list[str]) -> "subprocess.Popen[str]":
+    environment = os.environ | {
+        "CI": "1",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.Popen(
+        [*command, *launcher, str(ROOT / "tutorials" / "on_more_machines.py"), *script],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_on_more_machines(tmp_path: Path) -> None:
+    """Two processes that are killed, and started again by torchrun, end where others end."""
+    runs = [
+        _torchrun(tmp_path, [], ["--folder", "whole"]),
+        _torchrun(tmp_path, ["--max-restarts=1"], ["--folder", "killed", "--crash-after", "2"]),
+    ]
+    results = [run.communicate(timeout=300) for run in runs]
+    for run, (_, errors) in zip(runs, results, strict=True):
+        assert run.returncode == 0, errors
+    whole, killed = (output.splitlines() for output, _ in results)
+    # The second start goes on with epoch 3, and its lines are those of the whole run.
+    assert killed[0] == killed[3] == whole[0] == "2 processes"
+    assert killed[1:3] + killed[4:] == whole[1:]
+    assert [line.split(":")[0] for line in whole[1:5]] == [f"epoch {k}" for k in range(1, 5)]
+    states = [torch.load(tmp_path / name / "diamonds.pt") for name in ("whole", "killed")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

@@ -2,6 +2,7 @@ r"""Checkpoints: files from which a fit that was killed goes on."""
 
 __all__ = ["random_state", "read_checkpoint", "set_random_state", "write_checkpoint"]
 
+import io
 import os
 import random
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from .parallel import Processes
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -21,16 +24,19 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def read_checkpoint(path: Path, expected: dict[str, Any]) -> Any:
-    """The state in a file, or None if there is no file.
+def read_checkpoint(path: Path, expected: dict[str, Any], group: Processes) -> Any:
+    """The state in the file of the first process, or None if there is no file.
 
     Arguments:
         path: The name of the file.
         expected: Settings and sizes that the fit of the checkpoint had to have.
+        group: The processes. The file of the first one counts: other machines may have none.
     """
-    if not path.exists():
+    content = path.read_bytes() if group.rank == 0 and path.exists() else None
+    content = group.share(content)
+    if content is None:
         return None
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     for name, value in expected.items():
         if state["expected"].get(name) != value:
             raise ValueError(

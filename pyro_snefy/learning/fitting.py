@@ -133,7 +133,7 @@ def fit(
     Under ``torchrun``, or in a default process group, every process is given the same rows, takes
     its share of each batch, and adds its gradient to the others. A ``DataLoader`` is each process's
     own, with as many batches as the others have. The first process shows progress, calls the
-    callback and writes the checkpoint.
+    callback, and reads and writes the checkpoint, so that machines need not share a disk.
 
     Arguments:
         module: A module that returns a distribution when it is called, with contexts if there are
@@ -248,7 +248,7 @@ class _Run:
         self.model = _Likelihood(module)
         self.numbers: Tensor | None = None  # of the validation rows among all rows
         self.expected = {**settings._asdict(), "rows": data.size, "data": _checksum(data)}
-        saved: Any = None if path is None else read_checkpoint(path, self.expected)
+        saved: Any = None if path is None else read_checkpoint(path, self.expected, group)
         if saved is not None:
             module.load_state_dict(saved["module"])
         if group.size > 1:

@@ -296,8 +296,9 @@ def point_process(
 
     Arguments:
         base_or_dim: The base measure :math:`\mu`, such as a
-            :class:`~pyro_snefy.bases.UniformBox` for a window, or the dimension :math:`d` of a
-            normal base, or ``()`` for one on the reals.
+            :class:`~pyro_snefy.bases.UniformBox` for a window, or the dimension :math:`d` of
+            points, or ``()`` for points on the reals. Without a base, ``initialize`` finds a normal
+            law, or a mixture of normal laws, as in :func:`~pyro_snefy.snefy`.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout.
         activation: The activation :math:`\sigma`.
@@ -319,8 +320,8 @@ def point_process(
         tensor(200., grad_fn=<ExpandBackward0>)
     """
     if context_dim is None:
-        base = as_base(base_or_dim, "point_process")
-        return PointProcess(snefy(base, hidden_dim, readout_dim, activation, learn_base))
+        as_base(base_or_dim, "point_process")  # an error has the name of this function
+        return PointProcess(snefy(base_or_dim, hidden_dim, readout_dim, activation, learn_base))
     density = conditional_snefy(
         base_or_dim,
         context_dim,

@@ -29,8 +29,9 @@ def as_tensor(caller: str, name: str, value: Any, like: Tensor) -> Tensor:
         if array.dtype.kind not in "fiub":
             columns = getattr(value, "dtypes", array.dtype)
             raise TypeError(f"{caller}: expected {name} with numbers alone, got dtype {columns}.")
-        # A copy, because arrays that cannot be written would be shared with the tensor.
-        found = torch.tensor(array, device=like.device)
+        # A copy, because the tensor would share an array that cannot be written, and because
+        # tensors have no negative strides, which the columns of a frame may have.
+        found = torch.as_tensor(array.copy(), device=like.device)
     else:
         raise TypeError(
             f"{caller}: expected {name} to be a Tensor, an array or a data frame, got {value!r}."
