@@ -56,7 +56,7 @@ tutorials: $(STAMP) ## Run the notebooks in full, and write their outputs in pla
 
 # Warnings are errors; notebooks are shown with the outputs that they are kept with.
 docs: $(STAMP) ## Build the site from tutorials/ into build/docs
-	$(ONE_THREAD) $(BIN)/python -m sphinx -W --keep-going -q -d build/doctrees tutorials build/docs $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees tutorials build/docs $(ARGS)
 	@echo "build/docs/index.html"
 
 bench: $(STAMP) ## Measure time and memory, one test after the other

@@ -276,7 +276,8 @@ class JointSNEFY(FamilyModule):
         return SNEFY(weight, bias, readout, activation=self.activation, base=base)
 
     def extra_repr(self) -> str:
-        return f"{self.base()}, activation={self.activation}"
+        m, n = self.readout.shape
+        return f"{self.base()}, hidden_dim={n}, readout_dim={m}, activation={self.activation}"
 
 
 def _standard_normal(x: Tensor) -> Gaussian:

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,6 +54,7 @@ def public_names(module: ModuleType) -> list[str]:
     )
 
 
+@cache
 def places() -> dict[int, str]:
     """For each public object, by its id, the name under which it is documented."""
     found: dict[int, str] = {}
@@ -132,6 +134,7 @@ def write_pages(app: Sphinx) -> None:
             path.write_text(text)
 
 
+@cache
 def find(name: str) -> Any:
     """What a dotted name stands for, or None."""
     parts = name.split(".")
