@@ -45,7 +45,7 @@ def _is_documented(name: str, thing: object, found: set[str]) -> bool:
 
 
 def test_reference(tmp_path: Path) -> None:
-    """The reference builds without a warning, every cross-reference resolves, no name is missing."""
+    """The reference builds without a warning, references resolve, and no name is missing."""
     for package in ("sphinx", "furo", "myst_nb"):
         pytest.importorskip(package, reason=f"needs {package}, of the extra docs")
     inventory = importlib.import_module("sphinx.util.inventory")

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyro_snefy import SNEFY, conditional_snefy
 from tests.cases import KINDS, Case
 
-
 # One case for each base, and intervals with kinks, which are sampled in another way.
 CASES = [*{case.base_name: case for case in KINDS}.values(), Case("ReLU", "Interval")]
 

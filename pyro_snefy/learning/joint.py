@@ -330,8 +330,8 @@ def snefy(
     Arguments:
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
-            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; for vectors, it may find
-            a mixture of up to 96 normal laws instead.
+            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; for vectors, it may
+            find a mixture of up to 96 normal laws instead.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.
