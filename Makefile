@@ -15,7 +15,7 @@ MPLBACKEND ?= Agg
 export MPLBACKEND
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz tutorials bench lint format clean distclean
+.PHONY: help setup demo test fuzz tutorials docs bench lint format clean distclean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s%s\n", $$1, $$2 }'
@@ -54,6 +54,11 @@ tutorials: $(STAMP) ## Run the notebooks in full, and write their outputs in pla
 	  echo "[$$count/$$total] $$notebook took $$(($$(date +%s) - start)) s"; \
 	done
 
+# Warnings are errors; notebooks are shown with the outputs that they are kept with.
+docs: $(STAMP) ## Build the site from tutorials/ into build/docs
+	$(ONE_THREAD) $(BIN)/python -m sphinx -E -W --keep-going -q -d build/doctrees tutorials build/docs $(ARGS)
+	@echo "build/docs/index.html"
+
 bench: $(STAMP) ## Measure time and memory, one test after the other
 	$(PYTEST) -s tests/perf $(ARGS)
 
@@ -67,7 +72,8 @@ format: $(STAMP) ## Format the code and mend what ruff can
 	$(BIN)/ruff format .
 
 clean: ## Remove caches and what was built
-	rm -rf build dist demo_output on_more_machines_output *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist demo_output on_more_machines_output tutorials/reference/generated *.egg-info \
+	  .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	find pyro_snefy tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well
@@ -89,5 +95,5 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Setting up .venv, once ..."; \
 	  "$(PYTHON)" -m venv .venv; }
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet "pip>=21.3"
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,sklearn,test,tutorials]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[bench,demo,docs,sklearn,test,tutorials]"
 	@touch $@

@@ -14,10 +14,13 @@ __all__ = [
     "autoregressive_snefy",
     "bases",
     "conditional_snefy",
+    "distributions",
     "divergences",
     "fit",
     "fit_readout",
+    "interop",
     "kernels",
+    "learning",
     "mixture",
     "point_process",
     "product",
@@ -25,9 +28,10 @@ __all__ = [
     "to_inference_data",
 ]
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
+from importlib.metadata import version as _version
 
-from . import activations, bases, divergences, kernels
+from . import activations, bases, distributions, divergences, interop, kernels, learning
 from .distributions import SNEFY, PoissonProcess
 from .distributions.algebra import mixture, product
 from .interop import SphereReparam, to_inference_data
@@ -46,6 +50,10 @@ from .learning import (
 )
 
 try:
-    __version__ = version("pyro-snefy")
-except PackageNotFoundError:  # a source tree that is not installed
+    __version__ = _version("pyro-snefy")
+except _PackageNotFoundError:  # a source tree that is not installed
     __version__ = "0+unknown"
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -25,9 +25,9 @@ from torch.distributions import MixtureSameFamily, transform_to
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_snefy import SNEFY, Bias, conditional_snefy
-from pyro_snefy.activations import Cos, Exp, ReLU, Snake
-from pyro_snefy.bases import Discrete, Gaussian, Interval
+from pyro_snefy import SNEFY, Bias, autoregressive_snefy, conditional_snefy, point_process
+from pyro_snefy.activations import Cos, Exp, ReLU, Sin, Snake
+from pyro_snefy.bases import Discrete, Gaussian, Interval, UniformBox
 from tests.cases import CASES, KINDS, Case, events
 
 EVERY = pytest.mark.parametrize("case", KINDS, ids=str)
@@ -426,12 +426,29 @@ def test_repr(case: Case) -> None:
 
 
 def test_repr_of_derived_laws() -> None:
-    """Marginals and partially observed laws name their joint law, a module its parts."""
+    """Laws that are derived from another name it."""
     joint = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8), activation=ReLU())
     assert repr(joint.marginal([1])) == f"Marginal({joint}, dims=[1])"
     assert repr(joint.partially_observed()) == f"PartiallyObserved({joint})"
     bounded = repr(joint.partially_observed(low=torch.zeros(2)))
     assert bounded == f"PartiallyObserved({joint}, low: (2,), high: (2,))"
+    noise = repr(joint.observed(torch.ones(4, 2)))
+    assert noise == f"Observed({joint.expand((4,))}, scale: (4, 2))"
+    matrix = repr(joint.observed(scale_tril=torch.eye(1), matrix=torch.ones(1, 2)))
+    assert matrix == f"Observed({joint}, scale_tril: (1, 1), matrix: (1, 2))"
+    scalar = SNEFY(torch.randn(8, 1), readout=torch.randn(2, 8), base=Gaussian(0, 1, event_dim=0))
+    assert repr(scalar.censored(low=0.0)) == f"Censored({scalar}, low: (), high: ())"
+
+
+def test_repr_of_modules() -> None:
+    """Modules name their base, activation, heads and sizes."""
+    box = UniformBox(torch.zeros(2), torch.ones(2))
+    text = repr(point_process(box, hidden_dim=7, readout_dim=5, activation=Sin()))
+    for part in ("UniformBox(", "hidden_dim=7", "readout_dim=5", "Sin()"):
+        assert part in text
+    text = repr(autoregressive_snefy(3, context_dim=2, hidden_dim=7, readout_dim=5))
+    for part in ("GaussianMixture(", "dim=3", "context_dim=2", "hidden_dim=7", "readout_dim=5"):
+        assert part in text
     text = repr(conditional_snefy(2, 3, hidden_dim=7, readout_dim=5, heads=[Bias()]))
     for part in ("GaussianMixture(", "hidden_dim=7", "readout_dim=5", "Cos()", "heads=[Bias()]"):
         assert part in text

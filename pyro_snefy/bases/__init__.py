@@ -18,6 +18,7 @@ __all__ = [
     "Mixture",
     "NegativeBinomial",
     "NormalFamily",
+    "Partial",
     "PointMass",
     "Poisson",
     "PoissonFamily",
@@ -33,7 +34,7 @@ __all__ = [
     "UniformSphere",
 ]
 
-from .base import Base, TensorField
+from .base import Base, Partial, TensorField
 from .box import Interval, UniformBox
 from .counts import (
     Bernoulli,

@@ -15,6 +15,7 @@ __all__ = [
 ]
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -43,7 +44,7 @@ def cutoff_exp(x: Tensor) -> Tensor:
 def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
     """Folds all but the last ``rank`` dimensions into one, or into none if they have one member."""
     own, event = x.shape[: x.dim() - rank], x.shape[x.dim() - rank :]
-    if own.numel() == 1:
+    if math.prod(own) == 1:
         return x.reshape(event)
     return x.expand(batch_shape + event).reshape((-1, *event))
 
@@ -192,7 +193,7 @@ class Base:
         num_statistics: int,
         validate_args: bool | None = None,
     ) -> None:
-        self.batch_shape, self.event_shape = batch_shape, event_shape
+        self.batch_shape, self.event_shape = Size(batch_shape), Size(event_shape)
         self.num_statistics = num_statistics
         if Distribution._validate_args if validate_args is None else validate_args:
             self._validate()

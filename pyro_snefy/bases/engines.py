@@ -67,7 +67,7 @@ class FourierBase(Base):
         r"""The pair :math:`\varphi(0) - \varphi(\omega)`, with shape :math:`(*, E)`.
 
         A base that supplies a form without cancellation, for small :math:`\omega`, says so in
-        :attr:`deficit_cancels`.
+        ``deficit_cancels``.
         """
         real, imag = self.characteristic(omega)
         return self.mass(omega).unsqueeze(-1) - real, None if imag is None else -imag

@@ -36,12 +36,27 @@ class Pushforward(Base):
         return self.latent(torch.empty(0)).parts()
 
     def latent(self, like: Tensor) -> Any:
+        r"""The latent base, whose statistics have the law of :math:`t(x)`.
+
+        Arguments:
+            like: A tensor with the dtype and device that the latent base gets.
+        """
         raise NotImplementedError
 
     def event(self, latent: Tensor) -> Tensor:
+        """The events of this base, from events of the latent base.
+
+        Arguments:
+            latent: Events of the latent base.
+        """
         raise NotImplementedError
 
     def to_latent(self, x: Tensor) -> Tensor:
+        r"""The latent events, from events of this base.
+
+        Arguments:
+            x: The events, with shape :math:`(*, \text{event})`.
+        """
         raise NotImplementedError(f"{self} has no coordinates of its own.")
 
 

@@ -64,6 +64,10 @@ class Censored(TorchDistribution):
         super().__init__(batch, Size(), validate_args=False)
         self._validate_args = latent._validate_args
 
+    def __repr__(self) -> str:
+        low, high = tuple(self.low.shape), tuple(self.high.shape)
+        return f"Censored({self.latent}, low: {low}, high: {high})"
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Censored":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(Censored, _instance)

@@ -133,6 +133,12 @@ class Observed(TorchDistribution):
         super().__init__(batch_shape, event_shape, validate_args=False)
         self._validate_args = joint._validate_args
 
+    def __repr__(self) -> str:
+        noise, matrix = self._observation
+        (name, value) = next(pair for pair in noise.tensors() if pair[0] != "loc")
+        of = "" if matrix is None else f", matrix: {tuple(matrix.shape)}"
+        return f"Observed({self.joint}, {name}: {tuple(value.shape)}{of})"
+
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Observed":
         """The same law with a larger batch shape."""
         new = self._get_checked_instance(Observed, _instance)

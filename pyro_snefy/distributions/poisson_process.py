@@ -174,7 +174,7 @@ class PoissonProcess(TorchDistribution):
 
     @property
     def support(self) -> Any:
-        """The constraint of realisations: every row is in the support of the base, or NaN."""
+        """The constraint of realisations. Every row is in the support of the base, or NaN."""
         return realisations(self.base.support)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "PoissonProcess":

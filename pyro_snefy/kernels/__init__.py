@@ -2,6 +2,7 @@ r"""Closed forms of the neural network kernel, found by the types of activation 
 
 __all__ = [
     "Features",
+    "Form",
     "Kernel",
     "Pairwise",
     "Separable",
@@ -10,7 +11,7 @@ __all__ = [
     "register_kernel",
 ]
 
-from ..numerics.forms import Features
+from ..numerics.forms import Features, Form
 from . import composite, fourier, gaussian, homogeneous, laplace, piecewise  # noqa: F401
 from .kernel import Kernel, Pairwise, Separable
 from .registry import closed_form, kernel, register_kernel

@@ -10,6 +10,7 @@ __all__ = [
     "History",
     "JointSNEFY",
     "LocationScale",
+    "Parameters",
     "PointProcess",
     "ReadoutHead",
     "autoregressive_snefy",
@@ -23,7 +24,7 @@ __all__ = [
 from .autoregressive import AutoregressiveSNEFY, autoregressive_snefy
 from .conditional import ConditionalSNEFY, conditional_snefy
 from .fitting import History, fit
-from .heads import BaseHead, Bias, Head, LocationScale, ReadoutHead
+from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .joint import JointSNEFY, snefy
 from .point_process import ConditionalPointProcess, PointProcess, point_process
 from .readout import fit_readout

@@ -182,6 +182,11 @@ class AutoregressiveSNEFY(nn.Module):
         batch_shape = () if context is None else context.shape[:-1]
         return Autoregressive(partial(self._factors, context), self.loc, self.dim, batch_shape)
 
+    def extra_repr(self) -> str:
+        m, n = self.readout.shape
+        sizes = f"dim={self.dim}, context_dim={self.context_dim}, hidden_dim={n}, readout_dim={m}"
+        return f"{self.base()}, {sizes}, heads={list(_HEADS)}"
+
     def forward(self, context: Tensor | None = None) -> Autoregressive:
         """Calls :meth:`condition`."""
         return self.condition(context)

@@ -276,7 +276,8 @@ class JointSNEFY(FamilyModule):
         return SNEFY(weight, bias, readout, activation=self.activation, base=base)
 
     def extra_repr(self) -> str:
-        return f"{self.base()}, activation={self.activation}"
+        m, n = self.readout.shape
+        return f"{self.base()}, hidden_dim={n}, readout_dim={m}, activation={self.activation}"
 
 
 def _standard_normal(x: Tensor) -> Gaussian:
@@ -329,15 +330,15 @@ def snefy(
     Arguments:
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
-            :meth:`JointSNEFY.initialize` fits to data; for vectors, it may find a mixture of up to
-            96 normal laws instead.
+            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; for vectors, it may
+            find a mixture of up to 96 normal laws instead.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.
         activation: The activation :math:`\sigma`.
-        learn_base: Whether the tensors of the base are learnt, by :meth:`JointSNEFY.initialize`
-            and by gradients, under their constraints. Tensors that define the support are never
-            learnt.
+        learn_base: Whether the tensors of the base are learnt, under their constraints: by
+            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` and by gradients. Tensors that define
+            the support are never learnt.
 
     Example:
         >>> from pyro_snefy import fit, snefy

@@ -30,7 +30,7 @@ def fit_readout(
         tolerance: The gap to reach, in nats per event.
 
     Returns:
-        The certified gap: no readout of any number of rows makes the events more likely by more
+        The certified gap. No readout of any number of rows makes the events more likely by more
         than these nats per event. See :meth:`~pyro_snefy.SNEFY.readout_gap`.
 
     Example:

@@ -307,7 +307,7 @@ class Line:
     def _chunked(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         # A function of values (*, batch), of a few of them at a time.
         leading = rows[0].shape[: rows[0].dim() - len(self.batch_shape)]
-        if leading.numel() <= self._panels_at_once:
+        if Size(leading).numel() <= self._panels_at_once:
             return function(*rows)
         flat = [x.reshape(-1, *self.batch_shape).split(self._panels_at_once) for x in rows]
         pieces = [function(*chunk) for chunk in zip(*flat, strict=True)]

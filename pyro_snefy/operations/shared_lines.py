@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Cos, Sin
+from ..kernels import closed_form
 from ..network import Network
 from ..numerics.forms import Readout
 from ..numerics.legendre import antiderivative, legendre_rule
@@ -68,10 +69,10 @@ def has_restriction(network: Network) -> bool:
     """Whether :func:`masses_below` has a closed form."""
     event = network.weight.new_zeros(network.base.event_shape)
     try:
-        restrict(network.base, torch.full_like(event, -torch.inf), event)
+        _, part = restrict(network.base, torch.full_like(event, -torch.inf), event)
     except NotImplementedError:
         return False
-    return True
+    return closed_form(network.activation, part, bias=True)
 
 
 def masses_below(network: Network, x: Tensor) -> Tensor:
