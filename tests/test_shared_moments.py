@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY, conditional_snefy
-from pyro_snefy.activations import Activation, Cis, Cos, Sin
+from pyro_snefy.activations import GELU, Activation, Bump, Cis, Cos, Erf, ReLU, Sin
 from pyro_snefy.bases import Base, Gaussian, GaussianMixture, Laplace, Logistic, Standardized
 from pyro_snefy.operations.shared_moments import shared_moments
 
@@ -48,6 +48,27 @@ def test_moments_are_integrals(activation: Activation, base: Base, rows_of_bias:
     mean, variance = _expected(law)
     assert_close(law.mean, mean, rtol=1e-7, atol=1e-7)
     assert_close(law.variance, variance, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("base", [CONCENTRIC, APART, NORMAL], ids=str)
+@pytest.mark.parametrize("activation", [Bump(), Erf(), GELU(), ReLU(2)], ids=str)
+def test_moments_of_bends(activation: Activation, base: Base) -> None:
+    torch.manual_seed(1)
+    readout = _randn(ROWS, 2, 4)
+    law = SNEFY(
+        _randn(4, 1), _randn(4), readout, activation=activation, base=base.map(Tensor.double)
+    )
+    assert shared_moments(law.base, law._network) is not None
+    mean, variance = _expected(law)
+    assert_close(law.mean, mean, rtol=1e-7, atol=1e-7)
+    assert_close(law.variance, variance, rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(
+        SNEFY(
+            law.weight, law.bias, readout.requires_grad_(), activation=activation, base=law.base
+        ).mean.sum(),
+        readout,
+    )
+    assert gradient.isfinite().all() and bool((gradient != 0).any())
 
 
 def test_rows_with_locations_and_scales() -> None:

@@ -76,8 +76,7 @@ def _normal_matrices(base: Gaussian | GaussianMixture, network: Network) -> list
     .. math:: \int e^{\eta (x - c)} \phi_i \phi_j \, d\mathcal{N}(m, s^2)
         = e^{\eta (m - c) + \eta^2 s^2 / 2} K_{ij}(b + w s^2 \eta)
     """
-    mixed = isinstance(base, GaussianMixture)
-    parts = base.gaussians if mixed else base
+    parts = base.gaussians if isinstance(base, GaussianMixture) else base
     weight, centre = network.weight, base.mean(network.weight)
     variance = parts.covariance(weight)[..., 0, 0]  # (K,)
     apart = (parts.mean(weight) - centre)[..., 0]
@@ -94,7 +93,7 @@ def _normal_matrices(base: Gaussian | GaussianMixture, network: Network) -> list
     first = derivative(tilted)
     zero = weight.new_zeros(())
     found = [function(zero) for function in (tilted, first, derivative(first))]
-    if not mixed:
+    if not isinstance(base, GaussianMixture):
         return found
     weights = base.log_weights().exp()[:, None, None]
     return [(weights * x).sum(0) for x in found]
