@@ -126,6 +126,35 @@ def test_rounded_numbers_are_no_atoms(digits: int) -> None:
     assert autoregressive_snefy(2, hidden_dims=[8]).initialize(x).atoms.shape == (2, 0)
 
 
+def test_narrow_peaks_are_found() -> None:
+    """Thirds of numbers, rounded to integers: what the first column leaves has three values."""
+    torch.manual_seed(0)
+    third = (1000 * torch.randn(2000)).round()
+    x = torch.stack([third, 3 * third + torch.randint(-1, 2, (2000,)), torch.randn(2000)], -1)
+    x = x.double()
+    module = autoregressive_snefy(3, hidden_dims=[8]).double().initialize(x)
+    assert module.atoms.shape == (3, 3)
+    assert module.atom_logits[::2, 1:].eq(-math.inf).all()
+    # The three values have the variance 2/3, and each a third of the rows.
+    step = 1 / math.sqrt(2 / 3)
+    found = module.atoms[1].sort().values
+    torch.testing.assert_close(found, torch.tensor([-step, 0, step]).double(), atol=0.05, rtol=0)
+    shares = module.atom_logits[1, 1:].exp()
+    torch.testing.assert_close(shares, torch.full((3,), 1 / 3).double(), atol=0.05, rtol=0)
+    # The peaks follow the first column: without them, the start is a normal law.
+    normal = torch.distributions.MultivariateNormal(x.mean(0), x.T.cov()).log_prob(x).mean()
+    assert module().log_prob(x).mean() > normal + 1
+
+
+def test_normal_columns_have_no_peaks() -> None:
+    """Nor does a column with heavy tails, or one that has two smooth modes."""
+    torch.manual_seed(0)
+    student = torch.distributions.StudentT(3.0).sample((3000,))
+    modes = torch.randn(3000) * 0.3 + torch.randint(2, (3000,)) * 2.0
+    x = torch.stack([torch.randn(3000), student, modes], -1)
+    assert autoregressive_snefy(3, hidden_dims=[8]).initialize(x).atoms.shape == (3, 0)
+
+
 def test_constant_columns_are_no_atoms() -> None:
     x = torch.stack([torch.randn(100), torch.full((100,), 3.0)], -1)
     assert autoregressive_snefy(2, hidden_dims=[8]).initialize(x).atoms.shape == (2, 0)
