@@ -8,8 +8,10 @@ __all__ = [
     "Observed",
     "PartiallyObserved",
     "PoissonProcess",
+    "WithAtoms",
 ]
 
+from .atoms import WithAtoms
 from .autoregressive import Autoregressive
 from .censored import Censored
 from .marginal import Marginal

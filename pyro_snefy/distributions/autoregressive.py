@@ -12,11 +12,14 @@ from torch.distributions import constraints
 
 from ..constraints import leading_reals
 from ..numerics.linalg import broadcast_shapes
+from .atoms import WithAtoms
 from .snefy import SNEFY
 from .validation import check_expansion
 
 _EMPTY = Size()
 _ALL = slice(None)
+
+Factors = SNEFY | WithAtoms
 
 
 class Autoregressive(TorchDistribution):
@@ -24,7 +27,8 @@ class Autoregressive(TorchDistribution):
 
     .. math:: p(x) = \prod_{k=1}^d p(x_k | x_1, \dots, x_{k-1})
 
-    Each factor is a :class:`~pyro_snefy.SNEFY` of a scalar. The factors of all coordinates are one
+    Each factor is a :class:`~pyro_snefy.SNEFY` of a scalar, or one with atoms,
+    :class:`~pyro_snefy.distributions.WithAtoms`. The factors of all coordinates are one
     family with batch shape :math:`(*, d)`, so that a log-density takes one pass. The first
     coordinates have a law of the same kind: the factors of the others are left out.
 
@@ -56,7 +60,7 @@ class Autoregressive(TorchDistribution):
 
     def __init__(
         self,
-        conditioner: Callable[[Tensor, slice], SNEFY],
+        conditioner: Callable[[Tensor, slice], Factors],
         like: Tensor,
         dim: int,
         batch_shape: Any = _EMPTY,
@@ -91,7 +95,7 @@ class Autoregressive(TorchDistribution):
         new._support = leading_reals
         return new
 
-    def factors(self, value: Tensor) -> SNEFY:
+    def factors(self, value: Tensor) -> Factors:
         r"""The laws of each coordinate given the coordinates before it.
 
         Arguments:
@@ -103,7 +107,7 @@ class Autoregressive(TorchDistribution):
         self._check_shape(value)
         return self._factors(value, _ALL)
 
-    def _factors(self, value: Tensor, dims: slice) -> SNEFY:
+    def _factors(self, value: Tensor, dims: slice) -> Factors:
         batch_shape = broadcast_shapes(value.shape[:-1], self.batch_shape)
         return self._conditioner(value.to(self._like).expand(batch_shape + self.event_shape), dims)
 
@@ -123,8 +127,8 @@ class Autoregressive(TorchDistribution):
         # A row with infinities stands for zero, so that no gradient is poisoned by it.
         inside = rows.isfinite().all(-1)
         rows = torch.where(inside.unsqueeze(-1), rows, 0.0)
-        seen = torch.where(hidden, torch.nan, rows)
-        log_prob = self._factors(rows, _ALL).partially_observed().log_prob(seen).sum(-1)
+        terms = self._factors(rows, _ALL).log_prob(rows)
+        log_prob = torch.where(hidden, 0.0, terms).sum(-1)
         outside = torch.where(value.isnan() & ~hidden, torch.nan, -torch.inf).amax(-1)
         return torch.where(inside, log_prob, outside)
 

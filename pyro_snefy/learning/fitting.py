@@ -539,7 +539,8 @@ def _checksum(data: _Data) -> float | None:
     if isinstance(data.rows, DataLoader):
         return None
     parts = [data.rows.x, data.rows.context, data.rows.weights, data.rows.noise]
-    return sum(x.double().nansum().item() for x in parts if x is not None)
+    pieces = (piece for x in parts if x is not None for piece in x.split(_SOLVED))
+    return sum(piece.double().nansum().item() for piece in pieces)  # no copy of all rows
 
 
 class _Schedule:
