@@ -207,6 +207,12 @@ class Laplace(_LocationScale):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return 1 / (1 + self._scaled(omega).square()), None
 
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        square = self._scaled(omega).square()
+        return square / (1 + square), None
+
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         scaled = self._scaled(omega)
         slope = 2 * self.scale.unsqueeze(-1) * scaled / (1 + scaled.square()).square()
@@ -256,6 +262,11 @@ class Logistic(_LocationScale):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         # sinh(y) / y = 0F1(3/2; y^2 / 4), which is smooth in y^2 with all its derivatives.
         return (-log_hyp0f1(1.5, (math.pi * self._scaled(omega)).square())).exp(), None
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return -(-log_hyp0f1(1.5, (math.pi * self._scaled(omega)).square())).expm1(), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         scaled = math.pi * self._scaled(omega)

@@ -226,6 +226,7 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     phase = small @ small.mT  # P / 2
     half = phase.diagonal(dim1=-2, dim2=-1)
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
+    short = torch.expm1(-half) / -frequency  # (1 - e) / f
     # Roots of e^{+-P - (P_ii + P_jj) / 2} / 2 f^2. The square of their difference has the digits
     # that cosh P - 1 would lose. Their product is e_i e_j / 2 f^2.
     half = torch.rsub(half, math.log(math.sqrt(2) * frequency) / 2, alpha=-0.5)
@@ -237,20 +238,23 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     few = weight.shape[-1] <= _DIRECT
     if not few:
         blocks[2, 2] = white @ white.mT
-    own = decay.unsqueeze(-2)
+    own = torch.stack([short if activation.offset else decay, decay], dim=-2)
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
-    vectors = torch.cat([own, white.mT, frequency * own * white.mT], dim=-2) if few else own
+    slopes = [white.mT, frequency * decay.unsqueeze(-2) * white.mT] if few else []
+    vectors = torch.cat([own, *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
         # A number that is a tensor of the right dtype need not be converted by each operation.
         number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
-        angle = centre * number
-        cos, sin = angle.cos(), angle.sin()
-        own, *others = rows.unbind(-2)
-        mean = centre - own * cos
-        mean = mean + number.reciprocal() if activation.offset else mean
+        half = centre * (number / 2)
+        up, across = half.sin(), half.cos()
+        lift = 2 * up * up
+        cos, sin = 1 - lift, 2 * up * across
+        own, decay, *others = rows.unbind(-2)
+        # (1 - e cos β) / f = (2 sin(β / 2)^2 + (1 - e) cos β) / f, which is accurate for small β.
+        mean = centre + lift / number + own * cos if activation.offset else centre - own * cos
         if not few:
-            slope = 1 + number * own * sin
+            slope = 1 + number * decay * sin
             return Features(None, (cos, sin, slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
