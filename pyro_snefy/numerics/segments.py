@@ -184,8 +184,8 @@ def segment_series(low: Tensor, high: Tensor, omega: Tensor) -> tuple[Tensor, Te
     .. math:: 1 - \mathbb{E}[e^{i \omega (t - m)}] = -\sum_{k=2}^{18} \frac{(i \omega)^k}{k!}
         \mathbb{E}[(t - m)^k]
 
-    Here :math:`m` is the mean. The real part, of the order of :math:`\omega^2`, has a small relative
-    error.
+    Here :math:`m` is the mean. The real part, of the order of :math:`\omega^2`, has a small
+    relative error.
 
     Arguments:
         low: The lower ends, with shape :math:`(*)`; they may be infinite.

@@ -39,6 +39,30 @@ TINY_SNAKE_ON_A_MIXTURE = law(
     None,
     tensor((1.0, 0.5)),
 )
+TINY_SIN_ON_COUNTS = law(
+    activation("Sin"),
+    base("Poisson", number(2.0)),
+    tensor((1e-8,), (2e-8,)),
+    None,
+    tensor((1.0, 0.5)),
+)
+TINY_SIN_ON_A_CUBE = law(
+    activation("Sin"), base("UniformCube", 1), tensor((1e-6,), (2e-6,)), None, tensor((1.0, 0.5))
+)
+TINY_SNAKE_ON_CUBES = law(
+    activation("Snake", 1.5),
+    base("Product", (base("UniformCube", 1), base("UniformCube", 1))),
+    tensor((1e-11, -2e-11)),
+    None,
+    tensor((1.0,)),
+)
+TINY_SNAKE_ON_A_PRODUCT = law(
+    activation("Snake", 1.5),
+    base("Product", (base("Geometric", number(0.3)), base("Interval", number(0.0), number(2.0)))),
+    tensor((1e-9, -2e-9), (0.5e-9, 1e-9)),
+    None,
+    tensor((1.0, 0.5)),
+)
 # A part of a mixture whose weight underflows.
 MASSLESS_PART = law(
     activation("Cos"),
