@@ -412,7 +412,7 @@ def _known(mass: Tensor, base: FourierBase, network: Network) -> Tensor:
     with torch.no_grad():
         waves = _Parts.of(base, network).pairs()
         sizes = [torch.where(_slow_rows(base, omega), 0.0, c.abs()).sum(-1) for c, omega in waves]
-        error = torch.finfo(mass.dtype).eps * sum(sizes[1:], sizes[0]) * base.mass(mass)
+        error = torch.finfo(mass.dtype).eps * sum(sizes[1:], sizes[0]) * base.mass(network.weight)
     return torch.where(error > 1e-3 * mass.abs(), torch.nan, mass)
 
 
