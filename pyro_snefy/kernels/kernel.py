@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Size, Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..numerics.forms import Blocks, Features, Form
 from ..numerics.linalg import broadcast_shapes
+from ..numerics.recompute import recomputed
 
 # Entries of kernel matrices that are held at once when every row has a matrix of its own.
 _CHUNK = 2**20
@@ -238,8 +238,5 @@ def in_chunks(
     if leading.numel() <= size:
         return function(rows)
     chunks = rows.reshape(-1, *rows.shape[free:]).split(size)
-    if torch.is_grad_enabled():
-        values = [checkpoint(function, chunk, use_reentrant=False) for chunk in chunks]
-    else:
-        values = [function(chunk) for chunk in chunks]
+    values = [recomputed(function, chunk) for chunk in chunks]
     return torch.cat(values).reshape(leading + own)
