@@ -64,6 +64,9 @@ def moments(network: Network) -> Moments:
         )
     with torch.enable_grad():
         mean, covariance = _moments(network.base, network)
+    # A coordinate that is almost surely constant has a variance that rounding may make negative.
+    below = covariance.diagonal(dim1=-2, dim2=-1).clamp(max=0)
+    covariance = covariance - torch.diag_embed(below)
     with torch.no_grad():
         possible = network.log_normalizer() > -torch.inf
     mean = torch.where(possible[..., None], mean, torch.nan)

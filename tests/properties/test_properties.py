@@ -260,6 +260,7 @@ def test_batch_is_a_loop(description: Call, seed: int) -> None:
 
 
 @given(laws(), seeds)
+@example(known.ALMOST_SURE, 0)
 def test_moments_of_a_batch(description: Call, seed: int) -> None:
     law = _law(description)
     assume(law.batch_shape)
