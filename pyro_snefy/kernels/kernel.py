@@ -133,7 +133,10 @@ class Separable(Kernel):
         if bias.dim() == 1:
             # One bias has one matrix, however many forms there are.
             log_scale, matrix = self.matrix(bias)
-            return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
+            largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+            largest = torch.where(largest > 0, largest, 1.0)
+            blocks = {(0, 0): matrix / largest[..., None, None]}
+            return form.log_trace(Features(log_scale, (None,)), blocks) + largest.log()
         bias = self._shifted(bias)
 
         def log_trace(rows: Tensor) -> Tensor:
