@@ -13,12 +13,14 @@ import torch
 from mpmath import mpf
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
 
 from pyro_snefy import SNEFY
 from pyro_snefy.activations import Sin, Snake
 from pyro_snefy.bases import (
     Bernoulli,
     Binomial,
+    Gaussian,
     Geometric,
     Interval,
     Laplace,
@@ -31,6 +33,7 @@ from pyro_snefy.bases import (
     UniformCube,
     UniformSphere,
 )
+from pyro_snefy.numerics.matern import matern_deficit
 from pyro_snefy.numerics.segments import segment_moments, segment_series
 from pyro_snefy.operations.restricted import _TruncatedGaussian
 
@@ -108,6 +111,29 @@ def test_fast_deficits(name: str, omega: float) -> None:
     real, imag = base.deficit(_t(omega).unsqueeze(-1))
     assert real.item() == pytest.approx(expected.real, abs=1e-14)
     assert (0.0 if imag is None else imag.item()) == pytest.approx(expected.imag, abs=1e-13)
+
+
+@pytest.mark.parametrize("order", [0.5, 0.9, 1.0, 1.02, 1.6, 2.0, 10.0, 500.0])
+def test_student(order: float) -> None:
+    """1 - 𝓜_p against Bessel functions of 80 digits."""
+    squares = [1e-18, 1e-10, 1e-4, 0.09, 1.0, 900.0]
+    found = matern_deficit(_n(order), _t(*squares)).tolist()
+    with mpmath.workdps(80):
+        for square, value in zip(squares, found, strict=True):
+            p, s = mpf(order), mpmath.sqrt(mpf(square))
+            expected = 1 - 2 ** (1 - p) / mpmath.gamma(p) * s**p * mpmath.besselk(p, s)
+            assert abs(value / expected - 1) < (1e-9 if order == 0.5 else 1e-13)
+
+
+def test_derivatives_of_student() -> None:
+    inputs = [_t(0.7, 1.3, 2.5, 8.0), _t(0.3, 1.2, 0.01, 4.0)]
+    inputs = [x.requires_grad_() for x in inputs]
+    assert gradcheck(matern_deficit, inputs)
+    assert gradgradcheck(matern_deficit, inputs)
+    # With respect to the order, too, of the order of s².
+    order, square = _n(2.5).requires_grad_(), _n(1e-12)
+    (slope,) = torch.autograd.grad(matern_deficit(order, square), order)
+    assert float(slope) == pytest.approx(-1e-12 / 4 / 1.5**2, rel=1e-9)  # s² / 4 (p - 1)
 
 
 SEGMENTS = [
@@ -287,6 +313,26 @@ def test_moments_that_are_lost() -> None:
         weight, None, torch.ones(1, 1).double(), activation=Sin(), base=base, validate_args=False
     )
     assert law.mean.isnan() and law.variance.isnan()
+
+
+@pytest.mark.parametrize("rows", ["readouts", "biases"])
+@pytest.mark.parametrize("d", [1, 6])
+@pytest.mark.parametrize("activation", [Sin(), Snake(1.5)], ids=str)
+@pytest.mark.parametrize("scale", [1e-3, 1e-6, 1e-10])
+def test_rows_in_float32(scale: float, activation: Any, d: int, rows: str) -> None:
+    """Rows meet a Cholesky factor with a ridge, which must be small beside the kernel."""
+    weight = scale * torch.randn(3, d)
+    bias = scale * torch.randn(4, 3) if rows == "biases" else torch.zeros(3)
+    readout = torch.randn(2, 3) if rows == "biases" else torch.randn(4, 2, 3)
+    for base in (
+        Gaussian(torch.zeros(d), torch.ones(d)),
+        UniformBox(-torch.ones(d), torch.ones(d)),
+    ):
+        single = SNEFY(weight, bias, readout, activation=activation, base=base)
+        x = 0.5 * torch.ones(d)
+        tensors = [y.double() for y in (weight, bias, readout)]
+        double = SNEFY(*tensors, activation=activation, base=base.map(Tensor.double))
+        assert_close(single.log_prob(x).double(), double.log_prob(x.double()), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", [Sin(), Snake(1.5)], ids=str)

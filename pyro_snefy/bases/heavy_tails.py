@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from ..constraints import open_interval
 from ..numerics.hypergeometric import log_hyp0f1
-from ..numerics.matern import log_gamma_ratio, matern
+from ..numerics.matern import log_gamma_ratio, matern, matern_deficit
 from ..numerics.rejection import rejection_by_row
 from .base import TensorField, TensorLike, as_parameters
 from .elliptical import Elliptical
@@ -90,6 +90,11 @@ class StudentT(Elliptical):
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return matern(self.df.unsqueeze(-1) / 2, self._square(omega)), None
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return matern_deficit(self.df.unsqueeze(-1) / 2, self._square(omega)), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         # d 𝓜_p / d(s²) = -𝓜_{p-1} / 4 (p - 1).

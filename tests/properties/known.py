@@ -190,3 +190,19 @@ ALMOST_SURE = law(
     None,
     tensor((1.0,)),
 )
+# Tails of Student's law: deficits 1 - φ of 4e-11.
+TINY_SIN_ON_STUDENT = law(
+    activation("Sin"),
+    base("StudentT", number(3.589), number(0.0), number(0.001065), event_dim=0),
+    tensor((0.006106,)),
+    None,
+    tensor((1.0,)),
+)
+# A readout for each row, in float32.
+TINY_SIN_FLOAT32 = law(
+    activation("Sin"),
+    base("Interval", number(1.065, "float32"), number(2.0011, "float32")),
+    tensor((1.257e-6,), dtype="float32"),
+    None,
+    tensor(((0.1257,),), ((-0.1321,),), dtype="float32"),
+)

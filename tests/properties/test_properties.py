@@ -300,6 +300,7 @@ def test_expand(description: Call, seed: int) -> None:
 
 @given(laws("one", batch=()), seeds)
 @example(known.MIXTURE_INSIDE, 0)
+@example(known.TINY_SIN_ON_STUDENT, 0)
 def test_distribution_function(description: Call, seed: int) -> None:
     """The distribution function is the integral of the density, and its quantiles invert it."""
     law = _law(description)
@@ -493,6 +494,7 @@ def test_gradients_are_finite(description: Call, seed: int) -> None:
 @given(laws(dtype="float32"), seeds)
 @example(known.STEEP_FLOAT32, 0)
 @example(known.GRAM_OF_ROWS, 0)
+@example(known.TINY_SIN_FLOAT32, 0)
 def test_float32(description: Call, seed: int) -> None:
     """What float32 adds is at most 64 eps times the condition number of the log-density."""
     single = _law(description)
