@@ -108,25 +108,17 @@ def _wave(
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products = _products(base, weight)
-    cos_sin, sin_sin, scale = products.cos_sin, products.sin_sin, weight.new_ones(())
+    scales: tuple[Tensor, ...] = ()
     if products.exact or not _cancels(base):
-        # Products of sines are as large as products of cosines, and coefficients are small.
-        scale = _root_of_largest(sin_sin)  # (*, 1)
-        cos_sin = None if cos_sin is None else cos_sin / scale.unsqueeze(-1)
-        sin_sin = sin_sin / scale.square().unsqueeze(-1)
-
-    def features(angle: Tensor) -> Features:
-        cos, sin = coefficients(angle)
-        return Features(None, (cos, sin * scale.to(sin.dtype)))
-
-    error = _error(base, weight, products.sin_sin) / scale.square()
+        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
     return Separable(
-        _present({(0, 0): products.cos_cos, (0, 1): cos_sin, (1, 1): sin_sin}),
-        features,
+        _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
+        lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
         1.0 if products.exact else base.mass(weight).amax(),
         takes_float32=True,
-        errors=() if products.exact else (0.0, error),
+        errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
+        scales=scales,
     )
 
 
@@ -156,6 +148,7 @@ def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
         _shift(base, weight),
         cosines.unit,
         takes_float32=True,
+        scales=cosines.scales,
     )
 
 
@@ -253,13 +246,10 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     quarter = half / 2.0
     cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
     odd = sinh * cosh - phase * (cosh - sinh) * (cosh + sinh)
-    # Both are small beside P. As coefficients are, blocks are as large as the linear one.
-    scale = _root_of_largest(phase)  # (*, 1)
-    factor = 2.0 / (frequency * scale).square().unsqueeze(-1)
-    blocks = {(0, 0): factor * sinh * sinh, (1, 1): factor * odd}
+    blocks = {(0, 0): 2 / frequency**2 * sinh * sinh, (1, 1): 2 / frequency**2 * odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
-        blocks[2, 2] = white @ white.mT / scale.square().unsqueeze(-1)
+        blocks[2, 2] = white @ white.mT
     own = torch.stack([short if activation.offset else decay, decay], dim=-2)
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
     slopes = [white.mT, frequency * decay.unsqueeze(-2) * white.mT] if few else []
@@ -268,7 +258,6 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     def features(centre: Tensor) -> Features:
         # A number that is a tensor of the right dtype need not be converted by each operation.
         number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
-        size = scale.to(centre.dtype)
         half = centre * (number / 2)
         up, across = half.sin(), half.cos()
         lift = 2 * up * up
@@ -278,10 +267,13 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         mean = centre + lift / number + own * cos if activation.offset else centre - own * cos
         if not few:
             slope = 1 + number * decay * sin
-            return Features(None, (size * cos, size * sin, size * slope), mean.unsqueeze(0))
+            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
-        return Features(None, (size * cos, size * sin), torch.stack([mean, *slopes]))
+        return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     unit = 1 / frequency**2
-    return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)
+    scales = (_root_of_largest(phase),) * len(blocks)  # errors are relative to P
+    return Separable(
+        blocks, features, _shift(base, weight), unit, takes_float32=True, scales=scales
+    )
