@@ -103,8 +103,8 @@ class Separable(Kernel):
         unit: The blocks have absolute errors of at most eps times this number.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` with shape :math:`(*, 1)`, so that the blocks
-            over :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
+        scales: For each :math:`p`, numbers :math:`s_p` with shape :math:`(*, 1)`, so that blocks over
+            :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -139,8 +139,8 @@ class Separable(Kernel):
             log_scale, matrix = self.matrix(bias)
             largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
             largest = torch.where(largest > 0, largest, 1.0)
-            blocks = {(0, 0): matrix / largest[..., None, None]}
-            return form.log_trace(Features(log_scale, (None,)), blocks) + largest.log()
+            block = matrix / largest[..., None, None]
+            return form.log_trace(Features(log_scale, (None,)), {(0, 0): block}) + largest.log()
         bias = self._shifted(bias)
         blocks: Blocks = self.blocks
         if self.scales:
