@@ -103,7 +103,7 @@ class Separable(Kernel):
         unit: The blocks have absolute errors of at most eps times this number.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` with shape :math:`(*, 1)`, so that blocks over
+        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, so that blocks over
             :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
