@@ -206,3 +206,16 @@ TINY_SIN_FLOAT32 = law(
     None,
     tensor(((0.1257,),), ((-0.1321,),), dtype="float32"),
 )
+# An infinite covariance, along a weight with entries of both signs.
+HEAVY_TAILS = law(
+    activation("Cos"),
+    base(
+        "StudentT",
+        number(0.5324),
+        tensor(0.1257, -0.1321),
+        scale_tril=tensor((0.1389, 0.0), (0.6404, 0.1689)),
+    ),
+    tensor((0.1257, -0.1321)),
+    None,
+    tensor((1.0,)),
+)

@@ -534,6 +534,7 @@ def test_scale_of_the_readout(description: Call, seed: int) -> None:
 
 @given(laws(), seeds)
 @example(known.HUGE_RATES, 0)
+@example(known.HEAVY_TAILS, 0)
 def test_draws(description: Call, seed: int) -> None:
     """Draws are in the support, in bounded time and memory, and follow the law."""
     law = _law(description, math.inf)
