@@ -91,7 +91,8 @@ class StudentT(Elliptical):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return matern(self.df.unsqueeze(-1) / 2, self._square(omega)), None
 
-    deficit_cancels = False
+    # The deficit has its digits. Draws and tails of sines of tiny weights do not: they are refused.
+    deficit_cancels = True
 
     def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
         return matern_deficit(self.df.unsqueeze(-1) / 2, self._square(omega)), None
