@@ -87,7 +87,10 @@ def test_gradients() -> None:
 
 
 def test_sample_support_cdf() -> None:
-    """Shares of 20,000 draws at the bounds: four standard deviations, a false alarm in 8,000."""
+    """Shares of 20,000 draws at the bounds: four standard deviations, a false alarm in 8,000.
+
+    An error of at most 0.014 in a share is seen half of the time.
+    """
     law = _scalar().censored(-0.5, 1.2)
     x = law.sample((20_000,))
     assert law.support.check(x).all()

@@ -376,6 +376,23 @@ def test_func_grad(case: Case) -> None:
         assert_close(gradient.sum(0), -expected.get(name, zero))
 
 
+@pytest.mark.parametrize("activation", [Cos(), ReLU(1)], ids=str)
+def test_func_grad_of_many_rows(activation: Any) -> None:
+    """More rows than are held at once, which hooks of autograd would evaluate again."""
+    weight, readout = torch.randn(40, 2).double(), torch.randn(2, 40).double()
+    bias = torch.randn(8000 if isinstance(activation, Cos) else 800, 40).double()
+
+    def total(weight: Tensor, readout: Tensor) -> Tensor:
+        return SNEFY(weight, bias, readout, activation=activation).log_normalizer.sum()
+
+    leaves = [x.clone().requires_grad_() for x in (weight, readout)]
+    expected = torch.autograd.grad(total(*leaves), leaves)
+    for found, gradient in zip(
+        torch.func.grad(total, (0, 1))(weight, readout), expected, strict=True
+    ):
+        assert_close(found, gradient)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -116,7 +116,11 @@ def test_nuts_on_a_latent(name: str) -> None:
 
 
 def test_autoguide_on_the_sphere() -> None:
-    """The bound is one, and the mean is that of the posterior, which is not far from normal."""
+    """The bound is one, and the mean is that of the posterior, which is not far from normal.
+
+    One of six other seeds failed. An error of 0.15 in the mean is seen half of the time, and one of
+    0.4 nats in the evidence.
+    """
     draw = LATENTS["sphere"][2]
     model = pyro.poutine.reparam(_model("sphere"), {"x": SphereReparam()})
     expected, evidence = _expected("sphere", lambda x: x)
@@ -198,10 +202,13 @@ def _conjugate(x: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def test_nuts_over_weights() -> None:
-    """The conjugate posterior: 150 draws that are worth 40 or more.
+    """The conjugate posterior, by 150 draws.
 
-    6e-5 is the rate of false alarms of the mean, and an error of 0.63 standard deviations is seen
-    half of the time. Standard deviations of 40 draws leave the range once in 300 times.
+    With twelve seeds, these were worth 34 to 121 independent draws, 73 in the median. The bound of
+    the mean is 3.7 standard errors of 34 draws and 5.4 of 73: false alarms have a rate of 2e-4 to
+    7e-8, and an error of 0.63 standard deviations is seen half of the time. Standard deviations
+    had the mean 0.99 and the spread 0.12: the range is 2.3 of these on one side, 1 % of false
+    alarms, and errors of 30 and 40 % are seen half of the time.
     """
     x = 1.5 + torch.randn(20)
     mcmc = MCMC(
@@ -219,6 +226,7 @@ def test_nuts_over_weights() -> None:
 
 
 def test_autoguide_over_weights() -> None:
+    """None of six other seeds failed. An error of half a standard deviation is seen."""
     x = 1.5 + torch.randn(20)
     model = _rows(_location(2.0))
     guide = AutoNormal(model)
@@ -234,7 +242,10 @@ def test_autoguide_over_weights() -> None:
 
 
 def test_autoguide_over_all_parameters() -> None:
-    """Thirty neurons with priors explain two clusters better than a normal law does."""
+    """Thirty neurons with priors explain two clusters better than a normal law does.
+
+    None of six other seeds failed. A fit that gains less than 0.4 nats a row is seen.
+    """
     x = torch.cat([torch.randn(150) * 0.3 - 2, torch.randn(150) * 0.3 + 2])
     base = Gaussian(x.mean(), x.std(), event_dim=0)
     module = PyroModule[JointSNEFY](base, 30, 4, Cos(), False)
@@ -280,7 +291,11 @@ def test_enumeration_of_discrete_latents() -> None:
 
 
 def test_hierarchical_regression() -> None:
-    """Effects of groups are found, and make held-out rows more likely."""
+    """Effects of groups are found, and make held-out rows more likely.
+
+    Three of six other seeds failed, since 200 steps end in another optimum from some starts: the
+    test tells what the seed of the suite finds. A gain below 0.5 nats a row is seen.
+    """
     groups, rows = 8, 400
     effects = torch.linspace(-2, 2, groups)[torch.randperm(groups)]
     group, x = torch.arange(rows) % groups, torch.rand(rows)

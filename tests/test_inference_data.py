@@ -240,7 +240,8 @@ def _effects(calls: list[int], indexed: bool, group: Tensor, y: Tensor | None = 
 def test_draws_in_one_pass(indexed: bool, runs: int) -> None:
     """A model for batches runs a few times, any other model twice a draw; the results agree.
 
-    Means of 50 predictions of 60 rows: 0.05 is more than five standard errors.
+    Means of 50 predictions of 60 rows have a standard error of 0.0091, and standard deviations one
+    of 0.0065: false alarms have a rate of 4e-8, and errors of 0.05 are seen half of the time.
     """
     calls: list[int] = []
     group = torch.arange(60) % 3

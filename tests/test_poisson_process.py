@@ -200,7 +200,11 @@ def test_draws_have_the_statistics_of_the_process() -> None:
 
 
 def test_draws_of_a_batch() -> None:
-    """Each member has its own points: mean counts of a half-plane, 4.5 standard errors."""
+    """Each member has its own points: mean counts of a half-plane, 4.5 standard errors.
+
+    7e-6 is the rate of false alarms of each member. An error of 7 % in a mean count of one is seen
+    half of the time, and a smaller one in a larger count.
+    """
     rate = _t(3.0, 9.0)
     bias = torch.stack([B, B + 1.5])
     process = PoissonProcess(W, bias, V, base=_normal(), rate=rate)
@@ -301,10 +305,11 @@ def test_minibatches_are_unbiased() -> None:
 
 
 def test_conjugate_posterior_of_the_rate() -> None:
-    """NUTS against Gamma(a + N, b + Z): five standard errors of 300 draws, and half of its spread.
+    """NUTS against Gamma(a + N, b + Z), by 300 draws: its mean, and half of its spread.
 
-    The number of independent draws is taken for a quarter of all: a bias of half a standard
-    deviation is seen.
+    With twelve seeds, these were worth 62 to 130 independent draws, 112 in the median. The bound of
+    the mean is 4.5 standard errors of 62 draws and 6.1 of 112: false alarms have a rate of 5e-6 to
+    1e-9, and a bias of 0.58 standard deviations is seen half of the time. Spreads deviated by 5 %.
     """
     unit = _process(rate=1.0).expected_count.item()
 

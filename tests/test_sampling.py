@@ -974,6 +974,17 @@ def test_nothing_can_be_afforded(activation: Activation) -> None:
         law.sample((2,))
 
 
+def test_nothing_can_be_afforded_on_a_product() -> None:
+    """Neurons that almost cancel, on factors without a characteristic function."""
+    base = bases.Product([bases.GammaFamily(), bases.NormalFamily(1)])
+    weight = _t([0.5, -1.0, 0.3, -0.5]) + 1e-4 * torch.randn(8, base.num_statistics).double()
+    readout = torch.randn(1, 8).double()
+    readout = readout - readout.mean()
+    law = SNEFY(weight, None, readout, activation=Exp(), base=base, validate_args=False)
+    with pytest.raises(NotImplementedError, match="GammaFamily"):
+        law.sample((3,))
+
+
 def test_small_acceptance_on_the_sphere() -> None:
     """Slow, but not hopeless: there is no other way.
 

@@ -37,7 +37,11 @@ def _regression(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_regressor_finds_a_normal_law() -> None:
-    """y = 2 x + noise of standard deviation 0.5: mean, quantiles, coverage, draws, likelihood."""
+    """y = 2 x + noise of standard deviation 0.5: mean, quantiles, coverage, draws, likelihood.
+
+    Shares of 400 draws are within five standard deviations: 6e-7 is the rate of false alarms of
+    each, and an error of 0.115 is seen half of the time.
+    """
     X, y = _regression(600)
     model = DensityRegressor(
         hidden_dim=6, hidden_dims=(16,), max_epochs=80, batch_size=60, random_state=0

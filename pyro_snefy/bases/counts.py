@@ -33,6 +33,21 @@ class Counts(FourierBase, LaplaceBase):
     # A logarithmically concave law on 0, 1, 2, … with t(x) = x.
     is_discrete = True
     support = constraints.nonnegative_integer
+    deficit_cancels = False
+
+    def _transform(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # Logarithm of the modulus of φ, with a small relative error, and phase of φ, each (*, E).
+        raise NotImplementedError
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        return _polar(*self._transform(omega))
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # 1 - e^{l + iθ} = -(e^l - 1) + e^l (2 sin²(θ / 2) - i sin θ).
+        log_modulus, phase = self._transform(omega)
+        modulus = log_modulus.exp()
+        turned = 2 * modulus * (phase / 2).sin().square()
+        return turned - log_modulus.expm1(), -modulus * phase.sin()
 
     def _ratio(self, x: Tensor) -> Tensor:
         # μ(x + 1) / μ(x).
@@ -115,9 +130,9 @@ class Poisson(Counts):
     def covariance(self, like: Tensor) -> Tensor:
         return self.rate[..., None, None]
 
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+    def _transform(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         omega, rate = omega.squeeze(-1), self.rate.unsqueeze(-1)
-        return _polar(-2 * rate * (omega / 2).sin().square(), rate * (omega.sin() - omega))
+        return -2 * rate * (omega / 2).sin().square(), rate * (omega.sin() - omega)
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         real, imag = (part.unsqueeze(-1) for part in self.characteristic(omega))
@@ -136,7 +151,36 @@ class Poisson(Counts):
         return self.rate / (x + 1)
 
 
-class Geometric(Counts):
+class _Failures(Counts):
+    # The number of successes before a number of failures.
+
+    def _odds(self) -> tuple[Tensor, Tensor, Tensor]:
+        # The number r of failures, the probability q of success, and 1 - q, each (*, 1).
+        raise NotImplementedError
+
+    def _transform(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        count, probs, rest = self._odds()
+        omega = omega.squeeze(-1)
+        chord = (omega / 2).sin().square()
+        # The phase of 1 - q e^{iω} is between ±π / 2: its power has no branch.
+        phase = torch.atan2(probs * omega.sin(), rest + 2 * probs * chord)
+        # |1 - q e^{iω}|² = (1 - q)² + 4 q sin²(ω / 2).
+        log_modulus = -count / 2 * (4 * probs * chord / rest.square()).log1p()
+        return log_modulus, count * phase - self.mean(omega) * omega
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # E[(x - c) e^{iω(x - c)}] = c (e^{iω} - 1) / (1 - q e^{iω}) φ. The fraction is
+        # ((1 + q) (cos ω - 1) + i (1 - q) sin ω) / |1 - q e^{iω}|².
+        real, imag = self.characteristic(omega)
+        _, probs, rest = self._odds()
+        omega = omega.squeeze(-1)
+        chord = (omega / 2).sin().square()
+        size = self.mean(omega) / (rest.square() + 4 * probs * chord)
+        a, b = -2 * (1 + probs) * chord * size, rest * omega.sin() * size
+        return (a * real - b * imag).unsqueeze(-1), (a * imag + b * real).unsqueeze(-1)
+
+
+class Geometric(_Failures):
     r"""The geometric law :math:`p (1 - p)^x` on :math:`0, 1, 2, \ldots`, with :math:`t(x) = x`.
 
     .. math:: \varphi(\omega) = \frac{p \, e^{-i \omega c}}{1 - (1 - p) e^{i \omega}}, \quad
@@ -179,25 +223,9 @@ class Geometric(Counts):
     def covariance(self, like: Tensor) -> Tensor:
         return ((1 - self.probs) / self.probs.square())[..., None, None]
 
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        probs, mean, modulus, phase = self._denominator(omega)
-        return _polar(probs.log() - modulus, -phase - mean * omega.squeeze(-1))
-
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        real, imag = self.characteristic(omega)
-        probs, mean, modulus, phase = self._denominator(omega)
-        omega = omega.squeeze(-1)
-        # E[x e^{iωx}] = p r e^{iω} / (1 - r e^{iω})^2 with r = 1 - p, then centred.
-        a, b = _polar((probs * (1 - probs)).log() - 2 * modulus, omega - 2 * phase - mean * omega)
-        return (a - mean * real).unsqueeze(-1), (b - mean * imag).unsqueeze(-1)
-
-    def _denominator(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        # p, the mean, and log-modulus and phase of 1 - (1 - p) e^{iω}, accurate for small ω.
-        omega, probs = omega.squeeze(-1), self.probs.unsqueeze(-1)
-        real = probs + 2 * (1 - probs) * (omega / 2).sin().square()
-        imag = -(1 - probs) * omega.sin()
-        modulus, phase = (real.square() + imag.square()).log() / 2, torch.atan2(imag, real)
-        return probs, (1 - probs) / probs, modulus, phase
+    def _odds(self) -> tuple[Tensor, Tensor, Tensor]:
+        probs = self.probs.unsqueeze(-1)
+        return torch.ones_like(probs), 1 - probs, probs
 
     def log_partition(self, eta: Tensor) -> Tensor:
         probs = self.probs.unsqueeze(-1)
@@ -232,7 +260,7 @@ class _Trials(Counts):
         return self.total_count.unsqueeze(-1), self.probs.unsqueeze(-1), rows.squeeze(-1)
 
 
-class NegativeBinomial(_Trials):
+class NegativeBinomial(_Failures, _Trials):
     r"""The number of successes before the :math:`r`-th failure, with :math:`t(x) = x`.
 
     .. math:: \mu(x) = \frac{\Gamma(r + x)}{\Gamma(r) \, x!} q^x (1 - q)^r, \quad
@@ -277,31 +305,9 @@ class NegativeBinomial(_Trials):
         variance = self.total_count * self.probs / (1 - self.probs).square()
         return variance[..., None, None]
 
-    def _parts(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Log-modulus and phase of φ, and |1 - q e^{iω}|² / (1 - q)².
-        count, probs, omega = self._columns(omega)
-        # |1 - q e^{iω}|² = (1 - q)² + 4 q sin²(ω / 2).
-        ratio = 4 * probs * (omega / 2).sin().square() / (1 - probs).square()
-        # The phase of 1 - q e^{iω} is between ±π / 2: its power has no branch.
-        real = 1 - probs + 2 * probs * (omega / 2).sin().square()
-        phase = torch.atan2(probs * omega.sin(), real)
-        mean = self.mean(omega)
-        return -count / 2 * ratio.log1p(), count * phase - mean * omega, 1 + ratio
-
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        log_modulus, phase, _ = self._parts(omega)
-        return _polar(log_modulus, phase)
-
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        # E[(x - c) e^{iω(x - c)}] = c (e^{iω} - 1) / (1 - q e^{iω}) φ. The fraction is
-        # ((1 + q) (cos ω - 1) + i (1 - q) sin ω) / |1 - q e^{iω}|².
-        log_modulus, phase, ratio = self._parts(omega)
-        real, imag = _polar(log_modulus, phase)
-        _, probs, omega = self._columns(omega)
-        size = self.mean(omega) / ((1 - probs).square() * ratio)
-        a = -2 * (1 + probs) * (omega / 2).sin().square() * size
-        b = (1 - probs) * omega.sin() * size
-        return (a * real - b * imag).unsqueeze(-1), (a * imag + b * real).unsqueeze(-1)
+    def _odds(self) -> tuple[Tensor, Tensor, Tensor]:
+        probs = self.probs.unsqueeze(-1)
+        return self.total_count.unsqueeze(-1), probs, 1 - probs
 
     def log_partition(self, eta: Tensor) -> Tensor:
         count, probs, eta = self._columns(eta)
@@ -412,15 +418,17 @@ class Binomial(_Trials):
         # Log-modulus and phase of the transform of one trial.
         _, probs, omega = self._columns(omega)
         # |1 - p + p e^{iω}|² = 1 - 4 p (1 - p) sin²(ω / 2).
-        square = 1 - 4 * probs * (1 - probs) * (omega / 2).sin().square()
-        real = 1 - 2 * probs * (omega / 2).sin().square()
-        phase = torch.atan2(probs * omega.sin(), real) - probs * omega
-        return square.clamp(min=1e-300).log() / 2, phase
+        chord = (omega / 2).sin().square()
+        lost = 4 * probs * (1 - probs) * chord
+        near = lost < 0.5
+        small, far = torch.where(near, lost, 0.0), torch.where(near, 1.0, 1 - lost)
+        phase = torch.atan2(probs * omega.sin(), 1 - 2 * probs * chord) - probs * omega
+        return (-small).log1p() / 2 + far.clamp(min=1e-300).log() / 2, phase
 
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+    def _transform(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         count = self.total_count.unsqueeze(-1)
         log_modulus, phase = self._trial(omega)
-        return _polar(count * log_modulus, count * phase)
+        return count * log_modulus, count * phase
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         # N p (1 - p) (e^{iω (1 - p)} - e^{-iω p}) times the transform of N - 1 trials, where the

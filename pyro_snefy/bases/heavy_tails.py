@@ -12,7 +12,7 @@ from torch.distributions import constraints
 
 from ..constraints import open_interval
 from ..numerics.hypergeometric import log_hyp0f1
-from ..numerics.matern import log_gamma_ratio, matern
+from ..numerics.matern import log_gamma_ratio, matern, matern_deficit
 from ..numerics.rejection import rejection_by_row
 from .base import TensorField, TensorLike, as_parameters
 from .elliptical import Elliptical
@@ -90,6 +90,12 @@ class StudentT(Elliptical):
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return matern(self.df.unsqueeze(-1) / 2, self._square(omega)), None
+
+    # The deficit has its digits. Draws and tails of sines of tiny weights do not: they are refused.
+    deficit_cancels = True
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return matern_deficit(self.df.unsqueeze(-1) / 2, self._square(omega)), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         # d 𝓜_p / d(s²) = -𝓜_{p-1} / 4 (p - 1).
@@ -207,6 +213,12 @@ class Laplace(_LocationScale):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         return 1 / (1 + self._scaled(omega).square()), None
 
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        square = self._scaled(omega).square()
+        return square / (1 + square), None
+
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         scaled = self._scaled(omega)
         slope = 2 * self.scale.unsqueeze(-1) * scaled / (1 + scaled.square()).square()
@@ -256,6 +268,11 @@ class Logistic(_LocationScale):
     def characteristic(self, omega: Tensor) -> tuple[Tensor, None]:
         # sinh(y) / y = 0F1(3/2; y^2 / 4), which is smooth in y^2 with all its derivatives.
         return (-log_hyp0f1(1.5, (math.pi * self._scaled(omega)).square())).exp(), None
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, None]:
+        return -(-log_hyp0f1(1.5, (math.pi * self._scaled(omega)).square())).expm1(), None
 
     def characteristic_moment(self, omega: Tensor) -> tuple[None, Tensor]:
         scaled = math.pi * self._scaled(omega)

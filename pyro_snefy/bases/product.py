@@ -215,7 +215,11 @@ class Product(FourierBase, LaplaceBase):
         return _block_diagonal([base.covariance(rows) for base, rows in self._blocks(like)])
 
     def dispersion(self, like: Tensor) -> Tensor:
-        return _block_diagonal([base.dispersion(rows) for base, rows in self._blocks(like)])
+        blocks = self._blocks(like)
+        for base, _ in blocks:
+            if not isinstance(base, FourierBase):
+                raise NotImplementedError(f"{base} has no characteristic function in closed form.")
+        return _block_diagonal([base.dispersion(rows) for base, rows in blocks])
 
     def characteristic(self, omega: Tensor) -> Complex:
         return _multiply([base.characteristic(rows) for base, rows in self._blocks(omega)])

@@ -59,9 +59,13 @@ def _deficits(base: FourierBase, weight: Tensor) -> _Products:
     )
 
 
+def _cancels(base: FourierBase) -> bool:
+    return any(isinstance(part, FourierBase) and part.deficit_cancels for part in base.parts())
+
+
 def _error(base: FourierBase, weight: Tensor, sin_sin: Tensor) -> Tensor:
     # The size of the numbers whose differences are products of sines, (*, 1).
-    if any(isinstance(part, FourierBase) and part.deficit_cancels for part in base.parts()):
+    if _cancels(base):
         return base.mass(weight).unsqueeze(-1)
     return 2.0 * sin_sin.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
 
@@ -104,15 +108,24 @@ def _wave(
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products = _products(base, weight)
-    blocks = {(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}
+    scales: tuple[Tensor, ...] = ()
+    if products.exact or not _cancels(base):
+        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
     return Separable(
-        _present(blocks),
+        _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
         1.0 if products.exact else base.mass(weight).amax(),
         takes_float32=True,
         errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
+        scales=scales,
     )
+
+
+def _root_of_largest(matrix: Tensor) -> Tensor:
+    # The root of the largest entry of the diagonal, at most one, without a gradient, (*, 1).
+    largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
+    return torch.where(largest > 0, largest.clamp(1e-60, 1.0), 1.0).sqrt()
 
 
 @register_kernel(Cos, FourierBase)
@@ -135,6 +148,7 @@ def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
         _shift(base, weight),
         cosines.unit,
         takes_float32=True,
+        scales=cosines.scales,
     )
 
 
@@ -226,35 +240,40 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     phase = small @ small.mT  # P / 2
     half = phase.diagonal(dim1=-2, dim2=-1)
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
-    # Roots of e^{+-P - (P_ii + P_jj) / 2} / 2 f^2. The square of their difference has the digits
-    # that cosh P - 1 would lose. Their product is e_i e_j / 2 f^2.
-    half = torch.rsub(half, math.log(math.sqrt(2) * frequency) / 2, alpha=-0.5)
-    both = half.unsqueeze(-1) + half.unsqueeze(-2)
-    up, down = cutoff_exp(torch.stack([phase, -phase]) - both).unbind()
-    difference = up - down
-    odd = torch.sub(difference * (up + down), up * down * phase, alpha=4.0)
-    blocks = {(0, 0): difference * difference, (1, 1): odd}
+    short = torch.expm1(-half) / -frequency  # (1 - e) / f
+    # With h = P / 2, and with c and s for cosh h and sinh h times e^{-(P_ii + P_jj) / 4},
+    # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h (c^2 - s^2)).
+    quarter = half / 2.0
+    cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
+    odd = sinh * cosh - phase * (cosh - sinh) * (cosh + sinh)
+    blocks = {(0, 0): 2 / frequency**2 * sinh * sinh, (1, 1): 2 / frequency**2 * odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
         blocks[2, 2] = white @ white.mT
-    own = decay.unsqueeze(-2)
+    own = torch.stack([short if activation.offset else decay, decay], dim=-2)
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
-    vectors = torch.cat([own, white.mT, frequency * own * white.mT], dim=-2) if few else own
+    slopes = [white.mT, frequency * decay.unsqueeze(-2) * white.mT] if few else []
+    vectors = torch.cat([own, *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
         # A number that is a tensor of the right dtype need not be converted by each operation.
         number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
-        angle = centre * number
-        cos, sin = angle.cos(), angle.sin()
-        own, *others = rows.unbind(-2)
-        mean = centre - own * cos
-        mean = mean + number.reciprocal() if activation.offset else mean
+        half = centre * (number / 2)
+        up, across = half.sin(), half.cos()
+        lift = 2 * up * up
+        cos, sin = 1 - lift, 2 * up * across
+        own, decay, *others = rows.unbind(-2)
+        # (1 - e cos β) / f = (2 sin(β / 2)^2 + (1 - e) cos β) / f, which is accurate for small β.
+        mean = centre + lift / number + own * cos if activation.offset else centre - own * cos
         if not few:
-            slope = 1 + number * own * sin
+            slope = 1 + number * decay * sin
             return Features(None, (cos, sin, slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
         return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     unit = 1 / frequency**2
-    return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)
+    scales = (_root_of_largest(phase),) * len(blocks)  # errors are relative to P
+    return Separable(
+        blocks, features, _shift(base, weight), unit, takes_float32=True, scales=scales
+    )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Size, Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..numerics.forms import Blocks, Features, Form
 from ..numerics.linalg import broadcast_shapes
+from ..numerics.recompute import recomputed
 
 # Entries of kernel matrices that are held at once when every row has a matrix of its own.
 _CHUNK = 2**20
@@ -103,6 +103,8 @@ class Separable(Kernel):
         unit: The blocks have absolute errors of at most eps times this number.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
+        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, so that blocks over
+            :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -121,6 +123,7 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
+        scales: Sequence[Tensor] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
@@ -128,20 +131,35 @@ class Separable(Kernel):
         self.takes_float32 = takes_float32
         self.unit = unit
         self.errors = errors
+        self.scales = scales
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
             # One bias has one matrix, however many forms there are.
             log_scale, matrix = self.matrix(bias)
-            return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
+            largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
+            largest = torch.where(largest > 0, largest, 1.0)
+            block = matrix / largest[..., None, None]
+            return form.log_trace(Features(log_scale, (None,)), {(0, 0): block}) + largest.log()
         bias = self._shifted(bias)
+        blocks: Blocks = self.blocks
+        if self.scales:
+            scales = [scale.unsqueeze(-1) for scale in self.scales]
+            blocks = {(p, q): block / (scales[p] * scales[q]) for (p, q), block in blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
-            return form.log_trace(self.features(rows), self.blocks, self.unit)
+            return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
 
-        batches = (block.shape[:-2] for block in self.blocks.values())
+        batches = (block.shape[:-2] for block in blocks.values())
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
+
+    def _scaled(self, features: Features) -> Features:
+        if not self.scales:
+            return features
+        pairs = zip(features.values, self.scales, strict=True)
+        values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
+        return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct, _ = self.features(self._shifted(bias))
@@ -238,8 +256,5 @@ def in_chunks(
     if leading.numel() <= size:
         return function(rows)
     chunks = rows.reshape(-1, *rows.shape[free:]).split(size)
-    if torch.is_grad_enabled():
-        values = [checkpoint(function, chunk, use_reentrant=False) for chunk in chunks]
-    else:
-        values = [function(chunk) for chunk in chunks]
+    values = [recomputed(function, chunk) for chunk in chunks]
     return torch.cat(values).reshape(leading + own)

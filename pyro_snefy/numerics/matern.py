@@ -8,7 +8,7 @@ The integral (DLMF 10.32.10) is taken by the trapezoidal rule. Its integrand is 
 (Trefethen and Weideman 2014, "The exponentially convergent trapezoidal rule").
 """
 
-__all__ = ["log_gamma_ratio", "matern"]
+__all__ = ["log_gamma_ratio", "matern", "matern_deficit"]
 
 import math
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 _NODES = 192
+_LONG = 256  # for integrands that decay slowly on the left
 _DROP = 36.0  # e^{-36} is 2e-16: where the integrand has become negligible
 _CHUNK = 2**14  # values whose nodes are held at once
 
@@ -33,6 +34,24 @@ def matern(order: Tensor, square: Tensor) -> Tensor:
     """
     order, square = torch.broadcast_tensors(order, square)
     return _Integral.apply(order, square / 4, 0, 0)
+
+
+def matern_deficit(order: Tensor, square: Tensor) -> Tensor:
+    r"""The difference :math:`1 - \mathcal{M}_p`, with a small relative error for small :math:`s`.
+
+    .. math:: 1 - \mathcal{M}_p(s) = \frac{1}{\Gamma(p)} \int_{-\infty}^\infty
+        e^{p y - e^y} \left( 1 - e^{-s^2 e^{-y} / 4} \right) dy
+
+    Arguments:
+        order: The order :math:`p > 0`.
+        square: The square :math:`s^2 \geq 0`, broadcastable with the order.
+
+    Example:
+        >>> matern_deficit(*(torch.tensor(x, dtype=torch.float64) for x in (2.0, 4e-20)))
+        tensor(1.0000e-20, dtype=torch.float64)
+    """
+    order, square = torch.broadcast_tensors(order, square)
+    return _Deficit.apply(order, square / 4, 0)
 
 
 def log_gamma_ratio(x: Tensor, shift: float) -> Tensor:
@@ -82,6 +101,86 @@ class _Integral(Function):
         return by_p * _by_order(*arguments) + by_z * _by_square(*arguments)
 
 
+class _Deficit(Function):
+    # ∫ (y - ψ(p))^k e^{p y - e^y} (1 - e^{-z e^{-y}}) dy / Γ(p).
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(p: Tensor, z: Tensor, k: int) -> Tensor:
+        if p.numel() <= _CHUNK:
+            return _deficit(p, z, k)
+        pieces = zip(p.reshape(-1).split(_CHUNK), z.reshape(-1).split(_CHUNK), strict=True)
+        return torch.cat([_deficit(a, b, k) for a, b in pieces]).reshape(p.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        p, z, ctx.power = inputs
+        ctx.save_for_backward(p, z)
+        ctx.save_for_forward(p, z)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,), (p, z), k = gradients, ctx.saved_tensors, ctx.power
+        by_p, by_z, _ = ctx.needs_input_grad
+        return (
+            gradient * _deficit_by_order(p, z, k) if by_p else None,
+            gradient * _Integral.apply(p, z, 1, k) if by_z else None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (p, z), k = ctx.saved_tensors, ctx.power
+        by_p, by_z, _ = tangents
+        return by_p * _deficit_by_order(p, z, k) + by_z * _Integral.apply(p, z, 1, k)
+
+
+def _deficit_by_order(p: Tensor, z: Tensor, k: int) -> Tensor:
+    slope = _Deficit.apply(p, z, k + 1)
+    return slope - k * torch.polygamma(1, p) * _Deficit.apply(p, z, k - 1) if k else slope
+
+
+def _deficit(p: Tensor, z: Tensor, k: int) -> Tensor:
+    # The integrand is e^{p y} below log z, and above z e^{(p - 1) y - e^y}, as long as that grows.
+    bend = z.clamp(min=1e-290).log()
+    peak = (p - 1).clamp(min=0.1).log()
+    low = torch.minimum(bend, peak) - _DROP / p
+    steep = peak - _reach(_DROP / (p - 1).clamp(min=1e-3))
+    low = torch.where(p > 1, torch.maximum(steep, low), low)
+    high = p.log() + _short_reach((_DROP + 4) / p)
+    # Where it is not small, or its tails are too long, one less the other integral serves.
+    error = (-(math.pi**2) * (_LONG - 1) / (high - low)).exp()
+    size = (bend * p.clamp(max=1.0)).exp() / p.clamp(min=1.0)
+    large = (size > 0.05) | (error * size > 1e-16)
+    alpha, beta = _peak(p, z)
+    left, right = _reaches(alpha, beta)
+    low = torch.where(large, alpha.log() - left, low)
+    high = torch.where(large, alpha.log() + right, high)
+    share = torch.linspace(0, 1, _LONG, dtype=z.dtype, device=z.device)
+    y = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * share
+    # With t = y - log p, p y - e^y - log Γ(p) is -p (e^t - 1 - t) + p log p - p - log Γ(p).
+    t = y - p.log().unsqueeze(-1)
+    exponent = -p.unsqueeze(-1) * (t.expm1() - t) + _stirling(p).unsqueeze(-1)
+    decay = (bend.unsqueeze(-1) - y).clamp(max=60.0).exp()
+    terms = exponent.exp() * torch.where(large.unsqueeze(-1), (-decay).exp(), -(-decay).expm1())
+    if k:
+        terms = terms * (y - torch.digamma(p).unsqueeze(-1)).pow(k)
+    value = terms.sum(-1) * (high - low) / (_LONG - 1)
+    # The integral of (y - ψ(p))^k e^{p y - e^y} / Γ(p), of which the other one is taken.
+    value = torch.where(large, _whole(p, k) - value, value)
+    return torch.where(z > 0, value, torch.zeros_like(value))
+
+
+def _whole(p: Tensor, k: int) -> Tensor:
+    # Central moments of the logarithm of a gamma variable, from cumulants ψ^(j - 1)(p).
+    moments = [torch.ones_like(p), torch.zeros_like(p)]
+    for n in range(2, k + 1):
+        cumulants = [torch.polygamma(j - 1, p) * math.comb(n - 1, j - 1) for j in range(2, n + 1)]
+        pairs = zip(cumulants, [moments[n - j] for j in range(2, n + 1)], strict=True)
+        moments.append(sum((a * b for a, b in pairs), torch.zeros_like(p)))
+    return moments[k]
+
+
 def _by_order(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     slope = _Integral.apply(p, z, j, k + 1)
     return slope - k * torch.polygamma(1, p) * _Integral.apply(p, z, j, k - 1) if k else slope
@@ -95,13 +194,8 @@ def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     # The exponent has its peak where e^y = α. With t = y - log α and β = z / α, it is there less
     # α (e^t - 1 - t) + β (e^{-t} - 1 + t), two terms without cancellation.
     a = p - j
-    safe = z.clamp(min=1e-290)
-    root = torch.hypot(a, 2 * safe.sqrt())
-    large = (root + a.abs()) / 2
-    small = safe / large
-    alpha, beta = torch.where(a > 0, large, small), torch.where(a > 0, small, large)
-    left = torch.minimum(_reach(_DROP / alpha), _short_reach(_DROP / beta))
-    right = torch.minimum(_reach(_DROP / beta), _short_reach(_DROP / alpha))
+    alpha, beta = _peak(a, z)
+    left, right = _reaches(alpha, beta)
     share = torch.linspace(0, 1, _NODES, dtype=z.dtype, device=z.device)
     t = (left + right).unsqueeze(-1) * share - left.unsqueeze(-1)
     up = t.expm1()
@@ -124,6 +218,20 @@ def _integral(p: Tensor, z: Tensor, j: int, k: int) -> Tensor:
     for i in range(1, j + 1):
         exact = exact / (p - i)
     return torch.where((z == 0) & (a > 0), exact, value)
+
+
+def _peak(a: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    # The α and β = z / α with α - β = a.
+    safe = z.clamp(min=1e-290)
+    large = (torch.hypot(a, 2 * safe.sqrt()) + a.abs()) / 2
+    small = safe / large
+    return torch.where(a > 0, large, small), torch.where(a > 0, small, large)
+
+
+def _reaches(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    # How far from the peak the integrand is negligible, on the left and on the right.
+    left = torch.minimum(_reach(_DROP / alpha), _short_reach(_DROP / beta))
+    return left, torch.minimum(_reach(_DROP / beta), _short_reach(_DROP / alpha))
 
 
 def _reach(drop: Tensor) -> Tensor:

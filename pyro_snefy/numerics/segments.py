@@ -1,6 +1,13 @@
 r"""Integrals of the standard normal density over segments, with an exponential or a wave."""
 
-__all__ = ["density_over", "faddeeva", "log_segment", "segment_moments", "wave_segment"]
+__all__ = [
+    "density_over",
+    "faddeeva",
+    "log_segment",
+    "segment_moments",
+    "segment_series",
+    "wave_segment",
+]
 
 import math
 
@@ -17,6 +24,12 @@ _STEP = math.sqrt(math.pi / _COUNT)
 # Four Gauss-Legendre nodes integrate exponents that vary by 0.2 to the last digit of float64.
 _NODES, _WEIGHTS = (tuple(x.tolist()) for x in np.polynomial.legendre.leggauss(4))
 _NARROW = 0.1
+# A segment ends where the density is e^{-45}, 3e-20, of its peak. As many nodes resolve the rest.
+_DROP = 45.0
+_LONG_RULE = tuple(x.tolist() for x in np.polynomial.legendre.leggauss(48))
+# Below this frequency in standard deviations, moments up to this order give all digits.
+_SLOW = 0.1
+_ORDER = 18
 
 
 def faddeeva(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,39 +146,85 @@ def log_segment(_: None, low: Tensor, high: Tensor) -> tuple[Tensor]:
     return (torch.where(narrow, log_narrow, value),)
 
 
-def segment_moments(low: Tensor, high: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
+def _rule(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Where the density is largest, (*), distances of nodes from there and weights, (*, nodes).
+    peak = torch.zeros_like(low).clamp(low.detach(), high.detach())
+    reach = 2 * _DROP / ((peak.square() + 2 * _DROP).sqrt() + peak.abs())
+    down, up = (low - peak).clamp(min=-reach), (high - peak).clamp(max=reach)
+    down, up = down.unsqueeze(-1), up.unsqueeze(-1)
+    nodes, weights = (torch.tensor(x, dtype=low.dtype, device=low.device) for x in _LONG_RULE)
+    distance = down + (up - down) * ((nodes + 1) / 2)
+    size = (-distance * (distance / 2 + peak.unsqueeze(-1))).exp() * weights
+    return peak, distance, size / size.sum(-1, keepdim=True)
+
+
+def segment_moments(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean and variance of the standard normal law, given that it is in a segment.
 
-    .. math:: m = \frac{\phi(l) - \phi(u)}{\int_l^u \phi}, \quad
-        v = 1 - m^2 + \frac{l \phi(l) - u \phi(u)}{\int_l^u \phi}
-
-    Narrow segments, for which the differences would cancel, are integrated by quadrature.
+    Sums of positive terms over the nodes of Gauss's rule have digits in both tails, and for narrow
+    segments.
 
     Arguments:
-        low: The lower ends :math:`l`, which may be infinite.
-        high: The upper ends :math:`u > l`.
-        log_mass: What :func:`log_segment` says of them.
+        low: The lower ends, which may be infinite.
+        high: The upper ends, above the lower ones.
 
     Example:
-        >>> zero, infinite = torch.zeros(1), torch.full((1,), torch.inf)
-        >>> segment_moments(zero, infinite, log_segment(None, zero, infinite)[0])
+        >>> segment_moments(torch.zeros(1), torch.full((1,), torch.inf))
         (tensor([0.7979]), tensor([0.3634]))
     """
-    lower, upper = density_over(low, log_mass), density_over(high, log_mass)
-    mean = lower - upper
-    left, right = (torch.where(x.isfinite(), x, torch.zeros_like(x)) for x in (low, high))
-    variance = 1 - mean.square() + left * lower - right * upper
-    middle, half, narrow = _middle(low, high, torch.zeros_like(low))
-    sums = [torch.zeros_like(low) for _ in range(3)]
-    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        size = weight * (-(middle + half * node / 2) * half * node).exp()
-        sums = [total + size * node**k for k, total in enumerate(sums)]
-    first, second = sums[1] / sums[0], sums[2] / sums[0]
-    near = half.square() * (second - first.square())
-    return (
-        torch.where(narrow, middle + half * first, mean),
-        torch.where(narrow, near, variance).clamp(min=0),
-    )
+    peak, distance, weights = _rule(low, high)
+    centre = (weights * distance).sum(-1, keepdim=True)
+    variance = (weights * (distance - centre).square()).sum(-1)
+    return peak + centre.squeeze(-1), variance
+
+
+def segment_series(low: Tensor, high: Tensor, omega: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Transforms at low frequencies of the normal law in a segment, from its moments.
+
+    .. math:: 1 - \mathbb{E}[e^{i \omega (t - m)}] = -\sum_{k=2}^{18} \frac{(i \omega)^k}{k!}
+        \mathbb{E}[(t - m)^k]
+
+    Here :math:`m` is the mean. The real part, of the order of :math:`\omega^2`, has a small
+    relative error.
+
+    Arguments:
+        low: The lower ends, with shape :math:`(*)`; they may be infinite.
+        high: The upper ends.
+        omega: The frequencies, broadcastable with the ends.
+
+    Returns:
+        Whether :math:`\omega` is at most a tenth of the inverse standard deviation; and there
+        :math:`1 - \mathbb{E}[e^{i \omega (t - m)}]`, complex, and
+        :math:`\mathbb{E}[(t - m) e^{i \omega (t - m)}]`, complex. They are zero elsewhere.
+
+    Example:
+        >>> end, omega = torch.full((1,), torch.inf), torch.full((1,), 1e-9)
+        >>> segment_series(-end, end, omega)[1].real
+        tensor([5.0000e-19])
+    """
+    _, distance, weights = _rule(low, high)
+    offset = distance - (weights * distance).sum(-1, keepdim=True)
+    scale = (weights * offset.square()).sum(-1, keepdim=True).sqrt()
+    power, moments = weights * offset / scale, []
+    for k in range(2, _ORDER + 1):
+        power = power * offset / (k * scale)
+        moments.append(power.sum(-1))  # E[(t - m)^k] / s^k k!
+    scale = scale.squeeze(-1)
+    slow = (omega * scale).abs() <= _SLOW
+    y = torch.where(slow, omega * scale, torch.zeros_like(omega * scale))
+    square = -y.square()
+    slopes = [k * x for k, x in enumerate(moments, 2)]
+    even, odd = _polynomial(moments[0::2], square), _polynomial(moments[1::2], square)
+    flat, steep = _polynomial(slopes[1::2], square), _polynomial(slopes[0::2], square)
+    deficit = torch.complex(-square * even, -y * square * odd)
+    return slow, deficit, scale * torch.complex(square * flat, y * steep)
+
+
+def _polynomial(coefficients: list[Tensor], x: Tensor) -> Tensor:
+    value = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        value = value * x + coefficient
+    return value
 
 
 def _wave_segment_slopes(

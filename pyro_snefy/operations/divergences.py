@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..activations import Cos, Exp, Sin
 from ..bases import Base, Gaussian, GaussianMixture
@@ -21,6 +20,7 @@ from ..network import Network
 from ..numerics.forms import Readout
 from ..numerics.hyperbolic import damped_hyperbolic
 from ..numerics.linalg import broadcast_shapes
+from ..numerics.recompute import recomputed
 from .affine import normal_coordinates
 
 # Pairs of terms that are held at once.
@@ -243,9 +243,9 @@ def _in_chunks(function: Callable[[Tensor], Tensor], count: int, other: Tensor) 
     # Sums a function of some terms of one spectrum, beside all terms (*, B) of the other.
     size = max(1, _CHUNK // other.numel())
     chunks = torch.arange(count, device=other.device).split(size)
-    if len(chunks) > 1 and torch.is_grad_enabled():
-        return sum(checkpoint(function, rows, use_reentrant=False) for rows in chunks)
-    return sum((function(rows) for rows in chunks[1:]), function(chunks[0]))
+    if len(chunks) == 1:
+        return function(chunks[0])
+    return sum((recomputed(function, rows) for rows in chunks[1:]), recomputed(function, chunks[0]))
 
 
 def affinity_bound(left: Network, right: Network) -> Tensor:

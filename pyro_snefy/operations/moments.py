@@ -7,10 +7,12 @@ normaliser (arXiv:2305.13552) that can be tilted thus gives moments in closed fo
 
 __all__ = ["check_finite", "moments", "transform_of_waves"]
 
+import math
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +38,8 @@ from ..kernels import Separable
 from ..kernels.homogeneous import radial_moment
 from ..kernels.piecewise import piecewise_moment
 from ..network import Network
-from ..numerics.hypergeometric import hyp0f1_oscillating
-from ..numerics.linalg import rows_matmul
+from ..numerics.hypergeometric import hyp0f1_deficit, hyp0f1_oscillating
+from ..numerics.linalg import broadcast_shapes, concatenate, rows_matmul
 from .affine import normal_coordinates
 from .jets import Rows, as_complex, centres, independent_factors, sums_over_rows
 from .shared_moments import shared_moments
@@ -63,6 +65,9 @@ def moments(network: Network) -> Moments:
         )
     with torch.enable_grad():
         mean, covariance = _moments_of_rows(network.base, network)
+    # A coordinate that is almost surely constant has a variance that rounding may make negative.
+    below = covariance.diagonal(dim1=-2, dim2=-1).clamp(max=0)
+    covariance = covariance - torch.diag_embed(below)
     with torch.no_grad():
         possible = network.log_normalizer() > -torch.inf
     mean = torch.where(possible[..., None], mean, torch.nan)
@@ -273,12 +278,10 @@ class Transform(NamedTuple):
     Arguments:
         values: :math:`T(u)`, with shape :math:`(*)`.
         slopes: :math:`-i \nabla T(u)`, with shape :math:`(*, D)`.
-        waves: Real parts of coefficients of waves, with their frequencies.
     """
 
     values: Tensor
     slopes: Tensor
-    waves: list[tuple[Tensor, Tensor]]
 
 
 def transform_of_waves(base: FourierBase, network: Network, shift: Tensor) -> Transform:
@@ -295,36 +298,72 @@ def transform_of_waves(base: FourierBase, network: Network, shift: Tensor) -> Tr
         network: The network, whose activation is a line plus a wave.
         shift: The frequencies :math:`u`, with shape :math:`(*, D)`; they require gradients.
     """
-    network = network.real()
-    activation, weight = network.activation, network.weight
-    gram, centre = network.form.gram(), base.mean(weight)
-    angle = network.bias + (weight * centre.unsqueeze(-2)).sum(-1)  # events are centred from here
-    line = angle
-    if isinstance(activation, Snake) and activation.offset:
-        line = angle + 0.5 / activation.a
+    parts = _Parts.of(base, network)
+    activation, gram, weight = parts.activation, parts.gram, parts.weight
+    linear = isinstance(activation, Snake | Identity)
+    slow = _cancels(base, network)
+    transforms = _excesses if slow else _transforms
     terms = []  # of T(u) and -i ∇T(u)
-    waves = []  # real parts of coefficients, and frequencies
-    if isinstance(activation, Snake | Identity):
-        terms.append(_lines(base, gram, weight, line, shift))
-    if not isinstance(activation, Identity):
+    if linear or slow:
+        slope = weight if linear else torch.zeros_like(weight)
+        terms.append(_lines(base, gram, slope, parts.value if slow else parts.line, shift))
+    if isinstance(activation, Snake):
+        values, slopes = transforms(base, parts.omega, shift)
+        level = (gram @ parts.line.unsqueeze(-1)).squeeze(-1)
+        terms.append(_lines_and_waves(level, gram @ weight, parts.phase, values, slopes, shift))
+    for factor, pairs in parts.pairs():
+        values, slopes = transforms(base, pairs, shift)
+        terms.append(((factor * values).sum(-1), (factor.unsqueeze(-1) * slopes).sum(-2)))
+    total, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
+    return Transform(total, slope)
+
+
+class _Parts(NamedTuple):
+    r"""Neurons :math:`l_i + w_i \cdot t + \Re p_i e^{i \omega_i \cdot t}` of the centred statistic.
+
+    Only ``Snake`` and ``Identity`` have the line :math:`l_i + w_i \cdot t`.
+    """
+
+    activation: Activation
+    gram: Tensor  # M, (*, n, n)
+    weight: Tensor  # w, (*, n, D)
+    line: Tensor  # l, (*, n)
+    value: Tensor  # l + Re p without cancellation, (*, n)
+    phase: Tensor  # p, complex, (*, n)
+    omega: Tensor  # ω, (*, n, D)
+
+    @classmethod
+    def of(cls, base: FourierBase, network: Network) -> "_Parts":
+        network = network.real()
+        activation, weight = network.activation, network.weight
+        angle = network.bias + (weight * base.mean(weight).unsqueeze(-2)).sum(-1)
+        line = angle
         assert isinstance(activation, FourierActivation)
         frequency = activation.wave_frequency
-        omega = frequency * weight
         phase = torch.polar(torch.ones_like(angle), frequency * angle)
         if isinstance(activation, Sin):
             phase = -1j * phase
         if isinstance(activation, Snake):
             phase = -phase / frequency
-            level = (gram @ line.unsqueeze(-1)).squeeze(-1)
-            terms.append(_lines_and_waves(base, level, gram @ weight, phase, omega, shift))
-        for sign, other in ((1, phase), (-1, phase.conj())):
-            pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
-            factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
-            values, slopes = _transforms(base, pairs, shift)
-            terms.append(((factor * values).sum(-1), (factor.unsqueeze(-1) * slopes).sum(-2)))
-            waves.append((factor.real, pairs))
-    total, slope = (sum(values[1:], values[0]) for values in zip(*terms, strict=True))
-    return Transform(total, slope, waves)
+            line = angle + 1 / frequency if activation.offset else angle
+        value, gram, omega = activation(angle), network.form.gram(), frequency * weight
+        return cls(activation, gram, weight, line, value, phase, omega)
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        # Coefficients, (*, n^2), and frequencies, (*, n^2, D), of the products of two waves.
+        if isinstance(self.activation, Identity):
+            return []
+        found = []
+        for sign, other in ((1, self.phase), (-1, self.phase.conj())):
+            omega = (self.omega.unsqueeze(-2) + sign * self.omega.unsqueeze(-3)).flatten(-3, -2)
+            factor = (self.gram * self.phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
+            found.append((factor, omega))
+        return found
+
+    def size(self) -> Tensor:
+        # The sum of the absolute values of all coefficients of waves, (*).
+        size = self.phase.abs()
+        return (self.gram.abs() * size.unsqueeze(-1) * size.unsqueeze(-2)).sum((-2, -1))
 
 
 def _waves(base: FourierBase, network: Network) -> Moments:
@@ -334,12 +373,12 @@ def _waves(base: FourierBase, network: Network) -> Moments:
         Z \, \mathbb{E}[x] = -i \nabla S(0), \quad Z \, \mathbb{E}[x x^\top] = -\nabla^2 S(0)
     """
     weight = network.weight
-    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
-    mass, slope, waves = transform_of_waves(base, network, shift)
-    centre = base.mean(weight)
     if isinstance(base, UniformSphere) and isinstance(network.activation, Cos | Sin | Cis):
-        return _centred(mass.real, slope.real, _radial(base, waves), centre)
-    return _centred(mass.real, slope.real, _jacobian(slope.imag, shift, network), centre)
+        return _radial(base, network)
+    shift = _leaf(weight, *network.batch_shape, weight.shape[-1])  # u
+    mass, slope = transform_of_waves(base, network, shift)
+    second = _jacobian(slope.imag, shift, network)
+    return _centred(_known(mass.real, base, network), slope.real, second, base.mean(weight))
 
 
 @_moments.register(UniformBox)
@@ -357,40 +396,40 @@ def _independent(base: Base, network: Network) -> Moments:
     factors = independent_factors(base)
     if factors is None or not isinstance(network.activation, FourierActivation):
         return _by_engine(base, network)
-    network = network.real()
-    activation, weight, gram = network.activation, network.weight, network.form.gram()
     latent = network.latent().base
     assert isinstance(latent, FourierBase)
-    angle = network.bias + (weight * latent.mean(weight).unsqueeze(-2)).sum(-1)
-    line = angle
-    if isinstance(activation, Snake) and activation.offset:
-        line = angle + 0.5 / activation.a
-    level = (gram @ line.unsqueeze(-1)).squeeze(-1)
-    rows = []
-    if isinstance(activation, Snake | Identity):
-        rows += _line_rows(gram, weight, line, level)
-    if not isinstance(activation, Identity):
-        assert isinstance(activation, FourierActivation)
-        frequency = activation.wave_frequency
-        omega = frequency * weight
-        phase = torch.polar(torch.ones_like(angle), frequency * angle)
-        if isinstance(activation, Sin):
-            phase = -1j * phase
-        if isinstance(activation, Snake):
-            phase = -phase / frequency
-            rows.append(Rows(omega, gram @ weight, [2 * phase * level, 2 * phase]))
-        for sign, other in ((1, phase), (-1, phase.conj())):
-            pairs = (omega.unsqueeze(-2) + sign * omega.unsqueeze(-3)).flatten(-3, -2)
-            factor = (gram * phase.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2) / 2
-            rows.append(Rows(pairs, torch.zeros_like(pairs), [factor]))
+    parts = _Parts.of(latent, network)
+    activation, gram, weight, phase = parts.activation, parts.gram, parts.weight, parts.phase
+    level = (gram @ parts.line.unsqueeze(-1)).squeeze(-1)
+    waves = [Rows(pairs, torch.zeros_like(pairs), [factor]) for factor, pairs in parts.pairs()]
+    if isinstance(activation, Snake):
+        waves.append(Rows(parts.omega, gram @ weight, [2 * phase * level, 2 * phase]))
+    slow = _cancels(latent, network)
+    linear = isinstance(activation, Snake | Identity)
+    rows = [row for wave in waves for row in _excess_rows(latent, wave)] if slow else waves
+    if linear or slow:
+        slope = weight if linear else torch.zeros_like(weight)
+        rows += _line_rows(gram, slope, parts.value if slow else parts.line)
     sums = [sums_over_rows(factors, row) for row in rows]
     mass, first, second = (sum(x[1:], x[0]).real for x in zip(*sums, strict=True))
-    return _centred(mass, first, second, centres(factors, weight))
+    return _centred(_known(mass, latent, network), first, second, centres(factors, weight))
 
 
-def _line_rows(gram: Tensor, weight: Tensor, line: Tensor, level: Tensor) -> list[Rows]:
+def _known(mass: Tensor, base: FourierBase, network: Network) -> Tensor:
+    # NaN where fewer than three digits are left of a sum of waves.
+    if not _cancels(base, network):
+        return mass
+    with torch.no_grad():
+        waves = _Parts.of(base, network).pairs()
+        sizes = [torch.where(_slow_rows(base, omega), 0.0, c.abs()).sum(-1) for c, omega in waves]
+        error = torch.finfo(mass.dtype).eps * sum(sizes[1:], sizes[0]) * base.mass(network.weight)
+    return torch.where(error > 1e-3 * mass.abs(), torch.nan, mass)
+
+
+def _line_rows(gram: Tensor, weight: Tensor, line: Tensor) -> list[Rows]:
     # Products of lines: a + 2 s·t + t·Qt, where 2 t_k t_l = ((t_k + t_l)² - (t_k - t_l)²) / 2.
     d = weight.shape[-1]
+    level = (gram @ line.unsqueeze(-1)).squeeze(-1)
     square = weight.mT @ gram @ weight
     linear = 2 * (weight * level.unsqueeze(-1)).sum(-2, keepdim=True)
     constant = (level * line).sum(-1, keepdim=True)
@@ -405,16 +444,21 @@ def _line_rows(gram: Tensor, weight: Tensor, line: Tensor, level: Tensor) -> lis
     return rows
 
 
-def _radial(base: UniformSphere, waves: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _radial(base: UniformSphere, network: Network) -> Moments:
     # ∫ x xᵀ e^{iω·x} μ(dx) = F_1 I / d - F_2 ω ωᵀ / d (d + 2), where F_k = 0F1(d/2 + k; -|ω|²/4):
-    # no derivatives by each coordinate.
-    d = base.num_statistics
-    factor = torch.cat([factor for factor, _ in waves], dim=-1)
-    omega = torch.cat([omega for _, omega in waves], dim=-2)
+    # no derivatives by each coordinate. Deficits 1 - F_k do not cancel.
+    d, parts = base.num_statistics, _Parts.of(base, network)
+    factors, frequencies = zip(*parts.pairs(), strict=True)
+    factor, omega = torch.cat(factors, dim=-1), torch.cat(frequencies, dim=-2)
     square = omega.square().sum(-1)
-    first, second = (factor * hyp0f1_oscillating(d / 2 + k, square) for k in (1, 2))
-    isotropic = first.sum(-1)[..., None, None] * base.covariance(omega)  # I / d
-    return isotropic - (omega.mT * second.unsqueeze(-2)) @ omega / (d * (d + 2))
+    constant = (parts.value.unsqueeze(-2) @ parts.gram @ parts.value.unsqueeze(-1))[..., 0, 0]
+    short, less = ((factor.real * hyp0f1_deficit(d / 2 + k, square)).sum(-1) for k in (0, 1))
+    slope = factor.imag * hyp0f1_oscillating(d / 2 + 1, square)
+    bent = factor.real * hyp0f1_oscillating(d / 2 + 2, square)
+    first = -(slope.unsqueeze(-1) * omega).sum(-2) / d
+    second = (constant - less)[..., None, None] * base.covariance(omega)  # I / d
+    second = second - (omega.mT * bent.unsqueeze(-2)) @ omega / (d * (d + 2))
+    return _centred(constant - short, first, second, base.mean(omega))
 
 
 def _centred(mass: Tensor, first: Tensor, second: Tensor, centre: Tensor) -> Moments:
@@ -429,6 +473,101 @@ def _transforms(base: FourierBase, omega: Tensor, shift: Tensor) -> tuple[Tensor
     # φ(ω + u) and -i ∇φ(ω + u), complex, with shapes (*, E) and (*, E, D).
     omega = omega + shift.unsqueeze(-2)
     return as_complex(*base.characteristic(omega)), as_complex(*base.characteristic_moment(omega))
+
+
+def _cancels(base: FourierBase, network: Network) -> bool:
+    # Whether sums of waves would lose more than three digits.
+    if isinstance(network.activation, Identity):
+        return False
+    with torch.no_grad():
+        size = _Parts.of(base, network).size() * base.mass(network.weight)
+        return bool((size.log() - network.log_normalizer() > math.log(1e3)).any())
+
+
+# Gauss's rules on [0, 1]: what the finer one integrates, and the coarser one too.
+_FINE, _COARSE = (
+    tuple(x.tolist() for x in ((nodes + 1) / 2, weights / 2))
+    for nodes, weights in map(np.polynomial.legendre.leggauss, (8, 6))
+)
+
+
+def _slow_rows(base: FourierBase, omega: Tensor) -> Tensor:
+    # Where Gauss's rules integrate s -> ω·t e^{isω·t} to all digits, (*, E). Derivatives of order
+    # four in s, after two by ω, are moments of order six.
+    tails = (part.finite_moments() for part in base.parts())
+    if not all(df is None or bool((df > 6).all()) for df in tails):
+        return torch.zeros_like(omega[..., 0], dtype=torch.bool)
+    with torch.no_grad():
+        still = torch.zeros_like(omega)
+        fine, coarse = (_chords(base, omega, still, *rule) for rule in (_FINE, _COARSE))
+        return (fine - coarse).abs() <= 1e-12 * fine.imag.abs()
+
+
+def _chords(
+    base: FourierBase, omega: Tensor, shift: Tensor, nodes: list[float], weights: list[float]
+) -> Tensor:
+    # ∫_0^1 ω·(-i∇φ)(sω + u) ds, complex, (*, E).
+    places = torch.cat([node * omega + shift for node in nodes], dim=-2)
+    slopes = as_complex(*base.characteristic_moment(places)).chunk(len(nodes), dim=-2)
+    terms = [share * (omega * x).sum(-1) for share, x in zip(weights, slopes, strict=True)]
+    return sum(terms[1:], terms[0])
+
+
+def _excesses(base: FourierBase, omega: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    r"""As :func:`_transforms`, less the same without a wave.
+
+    .. math:: e^{i \omega \cdot t} - 1 = i \int_0^1 (\omega \cdot t) e^{i s \omega \cdot t} ds
+
+    For low frequencies, the integral by Gauss's rule has the digits that the difference would lose.
+    """
+    batch = broadcast_shapes(base.batch_shape, omega.shape[:-2], shift.shape[:-1])
+    leaf = _leaf(omega, *batch, *omega.shape[-2:])
+    chords = _chords(base, omega, leaf + shift.unsqueeze(-2), *_FINE)
+    slopes = torch.complex(_gradient(chords.real, leaf), _gradient(chords.imag, leaf))
+    fast = _transforms(base, omega, shift)
+    still = _transforms(base, torch.zeros_like(omega[..., :1, :]), shift)
+    slow = _slow_rows(base, omega)
+    return (
+        torch.where(slow, 1j * chords, fast[0] - still[0]),
+        torch.where(slow.unsqueeze(-1), slopes, fast[1] - still[1]),
+    )
+
+
+def _excess_rows(base: FourierBase, rows: Rows) -> list[Rows]:
+    # As _excesses: e^{iω·t} - 1 in place of e^{iω·t}.
+    omega, direction, coefficients = rows
+    slow = _slow_rows(base, omega)
+    fast = [torch.where(slow, 0.0, c) for c in coefficients]
+    found = [
+        _joined([Rows(omega, direction, fast), Rows(0 * omega, direction, [-c for c in fast])])
+    ]
+    own = [torch.where(slow, 1j * c, 0.0) for c in coefficients]
+    zero = torch.zeros_like(own[0])
+    steps = list(zip(*_FINE, strict=True))
+    found.append(_joined([Rows(s * omega, omega, [zero, a * own[0]]) for s, a in steps]))
+    if len(own) == 1:
+        return found
+    # 2 (v·t) (ω·t) = ((v + ω)·t)² / 2 - ((v - ω)·t)² / 2, with vectors of the same length.
+    length, other = omega.norm(dim=-1), direction.norm(dim=-1)
+    ratio = torch.where((length > 0) & (other > 0), length / other, 1.0)
+    moved = direction * ratio.unsqueeze(-1)
+    crossed = own[1] / (2 * ratio)
+    for sign in (1, -1):
+        both = moved + sign * omega
+        terms = [Rows(s * omega, both, [zero, zero, sign * a * crossed]) for s, a in steps]
+        found.append(_joined(terms))
+    return found
+
+
+def _joined(rows: list[Rows]) -> Rows:
+    # The sum of functions, with the same number of coefficients.
+    frequencies, directions, coefficients = zip(*rows, strict=True)
+    joint = [concatenate(x) for x in zip(*coefficients, strict=True)]
+    return Rows(
+        concatenate([x.mT for x in frequencies]).mT,
+        concatenate([x.mT for x in directions]).mT,
+        joint,
+    )
 
 
 def _slope(value: Tensor, shift: Tensor) -> Tensor:
@@ -453,10 +592,9 @@ def _lines(
 
 
 def _lines_and_waves(
-    base: FourierBase, level: Tensor, slope: Tensor, phase: Tensor, omega: Tensor, shift: Tensor
+    level: Tensor, slope: Tensor, phase: Tensor, values: Tensor, slopes: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor]:
     # Each wave meets the sum of all lines, a + s·x, twice.
-    values, slopes = _transforms(base, omega, shift)
     flat, phase = 2 * phase * level, 2 * phase
     bent = (phase * (slope * slopes).sum(-1)).sum(-1)
     first = (flat.unsqueeze(-1) * slopes).sum(-2) + _slope(bent, shift)

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Size, Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ..bases import Base, Gaussian, GaussianMixture, Standardized
 from ..bases.base import flatten_batch
 from ..network import Network
 from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsumexp
+from ..numerics.recompute import recomputed
 from .affine import Coordinates, normal_coordinates
 
 # Entries of kernel matrices that are evaluated at once when every row has a covariance of its own.
@@ -155,7 +155,7 @@ def _log_normalizers(network: Network, parts: int) -> Tensor:
         return network.log_normalizer()
     chunks = torch.arange(members, device=network.bias.device).split(max(1, _CHUNK // entries))
     if torch.is_grad_enabled() and members * entries > _KEPT:
-        values = [checkpoint(some, index, use_reentrant=False) for index in chunks]
+        values = [recomputed(some, index) for index in chunks]
     else:
         values = [some(index) for index in chunks]
     return torch.cat(values, dim=-1 - parts)

@@ -25,7 +25,13 @@ from ..bases.base import TensorField
 from ..bases.engines import Pairs
 from ..bases.mixture import BatchedMixture
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
-from ..numerics.segments import density_over, log_segment, segment_moments, wave_segment
+from ..numerics.segments import (
+    density_over,
+    log_segment,
+    segment_moments,
+    segment_series,
+    wave_segment,
+)
 
 Restricted = tuple[Tensor, Base]
 
@@ -59,64 +65,68 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
 
     def mean(self, like: Tensor) -> Tensor:
         loc, scale, low, high = self._ends()
-        centre, _ = segment_moments(low, high, log_segment(None, low, high)[0])
-        return (loc + scale * centre).squeeze(-2)
+        return (loc + scale * segment_moments(low, high)[0]).squeeze(-2)
 
     def covariance(self, like: Tensor) -> Tensor:
         _, scale, low, high = self._ends()
-        _, variance = segment_moments(low, high, log_segment(None, low, high)[0])
+        variance = segment_moments(low, high)[1]
         return torch.diag_embed((scale.square() * variance).squeeze(-2))
 
-    def _factors(self, omega: Tensor) -> Tensor:
-        # E[e^{iωt}] of each coordinate, standardised and centred, complex, (*, E, D).
+    def _factors(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # 1 - E[e^{iωt}] and E[t e^{iωt}] of each coordinate, standardised and centred, (*, E, D).
         _, _, low, high = self._ends()
         (log_mass,) = log_segment(None, low, high)
         nearest = torch.zeros_like(low).clamp(low.detach(), high.detach())
         log_scale = -nearest.square() / 2  # about the mass, and without a gradient
         ends = torch.broadcast_tensors(low, high, omega, log_scale)
-        real, imag = wave_segment(None, *ends)
-        centre, _ = segment_moments(low, high, log_mass)
-        phase, share = omega * centre, (log_scale - log_mass).exp()
-        cos, sin = phase.cos() * share, phase.sin() * share
-        return torch.complex(real * cos + imag * sin, imag * cos - real * sin)
-
-    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        value = self._factors(omega * self._ends()[1])
-        value = value.prod(-1) if value.shape[-1] > 1 else value.squeeze(-1)
-        return value.real, value.imag
-
-    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        centre, _ = segment_moments(low, high)
+        turn = torch.polar((log_scale - log_mass).exp().expand_as(ends[2]), -omega * centre)
+        value = torch.complex(*wave_segment(None, *ends)) * turn
         # By parts, E[t e^{iωt}] = iω E[e^{iωt}] - [φ e^{iωt}] / mass, before centring.
-        _, scale, low, high = self._ends()
-        omega = omega * scale
-        value = self._factors(omega)
-        (log_mass,) = log_segment(None, low, high)
-        centre, _ = segment_moments(low, high, log_mass)
         lower, upper = (
-            torch.polar(density_over(x, log_mass).expand_as(omega), omega * (_finite(x) - centre))
+            torch.polar(density_over(x, log_mass).expand_as(ends[2]), omega * (_finite(x) - centre))
             for x in (low, high)
         )
-        moment = scale * (lower - upper + (1j * omega - centre) * value)
-        ones = torch.ones_like(value[..., :1])
+        slope = lower - upper + (1j * omega - centre) * value
+        slow, deficit, slow_slope = segment_series(low, high, omega)
+        return torch.where(slow, deficit, 1 - value), torch.where(slow, slow_slope, slope)
+
+    deficit_cancels = False
+
+    def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # 1 - (1 - a) (1 - b) = a + b (1 - a), one coordinate after the other.
+        total, *others = self._factors(omega * self._ends()[1])[0].unbind(-1)
+        for own in others:
+            total = total + own * (1 - total)
+        return total.real, total.imag
+
+    def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        real, imag = self.deficit(omega)
+        return 1 - real, -imag
+
+    def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        _, scale, _, _ = self._ends()
+        deficit, slope = self._factors(omega * scale)
+        value, ones = 1 - deficit, torch.ones_like(deficit[..., :1])
         before = torch.cat([ones, value[..., :-1]], dim=-1).cumprod(-1)
         after = torch.cat([ones, value[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
-        moment = moment * before * after
+        moment = scale * slope * before * after
         return moment.real, moment.imag
 
     def pair_deficits(self, weight: Tensor) -> Pairs:
-        # χ(-ω) is the conjugate of χ(ω): pairs i <= j are enough.
+        # φ(-ω) is the conjugate of φ(ω): pairs i <= j are enough.
         n = weight.shape[-2]
         i, j = torch.triu_indices(n, n, device=weight.device)
         place = torch.zeros((n, n), dtype=torch.long, device=weight.device)
         place[i, j] = place[j, i] = torch.arange(len(i), device=weight.device)
         left, right = weight[..., i, :], weight[..., j, :]
-        real, imag = self.characteristic(torch.cat([left - right, left + right], dim=-2))
+        real, imag = self.deficit(torch.cat([left - right, left + right], dim=-2))
         (real_minus, real_plus), (imag_minus, imag_plus) = (
             [half[..., place] for half in x.split(len(i), dim=-1)] for x in (real, imag)
         )
         sign = torch.ones((n, n), dtype=weight.dtype, device=weight.device)
         imag_minus = imag_minus * (sign.triu() - sign.tril(-1))
-        return (1 - real_minus, -imag_minus), (1 - real_plus, -imag_plus)
+        return (real_minus, imag_minus), (real_plus, imag_plus)
 
     def log_partition(self, eta: Tensor) -> Tensor:
         loc, scale, low, high = self._ends()

@@ -103,7 +103,8 @@ class BoundedLaw(NeuronLaw):
         mean = base.mean(weight)
         centre = bias + (weight * mean).sum(-1)
         spread = (rows_matmul(weight, base.covariance(weight)) * weight).sum(-1).sqrt()
-        spread = spread.clamp(max=1e100)  # no bound that grows is taken where it is infinite
+        # No bound that grows is taken where it is infinite, or a difference of infinite numbers.
+        spread = torch.where(spread < 1e100, spread, 1e100)
         c0, c2 = self._envelope(centre, spread)
 
         def propose(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,30 @@ TINY_SNAKE_ON_A_MIXTURE = law(
     None,
     tensor((1.0, 0.5)),
 )
+TINY_SIN_ON_COUNTS = law(
+    activation("Sin"),
+    base("Poisson", number(2.0)),
+    tensor((1e-8,), (2e-8,)),
+    None,
+    tensor((1.0, 0.5)),
+)
+TINY_SIN_ON_A_CUBE = law(
+    activation("Sin"), base("UniformCube", 1), tensor((1e-6,), (2e-6,)), None, tensor((1.0, 0.5))
+)
+TINY_SNAKE_ON_CUBES = law(
+    activation("Snake", 1.5),
+    base("Product", (base("UniformCube", 1), base("UniformCube", 1))),
+    tensor((1e-11, -2e-11)),
+    None,
+    tensor((1.0,)),
+)
+TINY_SNAKE_ON_A_PRODUCT = law(
+    activation("Snake", 1.5),
+    base("Product", (base("Geometric", number(0.3)), base("Interval", number(0.0), number(2.0)))),
+    tensor((1e-9, -2e-9), (0.5e-9, 1e-9)),
+    None,
+    tensor((1.0, 0.5)),
+)
 # A part of a mixture whose weight underflows.
 MASSLESS_PART = law(
     activation("Cos"),
@@ -155,6 +179,43 @@ EQUAL_POINTS = law(
     activation("Cos"),
     base("Discrete", tensor(-3.0, -3.0, 2.0), tensor(1.0, 1.4, 1.3)),
     tensor((0.5,)),
+    None,
+    tensor((1.0,)),
+)
+# The sine is zero at one of two points: all mass is on the other, and the variance is zero.
+ALMOST_SURE = law(
+    activation("Sin"),
+    base("Bernoulli", tensor(0.5313836877409784, 0.25)),
+    tensor((0.1257,)),
+    None,
+    tensor((1.0,)),
+)
+# Tails of Student's law: deficits 1 - φ of 4e-11.
+TINY_SIN_ON_STUDENT = law(
+    activation("Sin"),
+    base("StudentT", number(3.589), number(0.0), number(0.001065), event_dim=0),
+    tensor((0.006106,)),
+    None,
+    tensor((1.0,)),
+)
+# A readout for each row, in float32.
+TINY_SIN_FLOAT32 = law(
+    activation("Sin"),
+    base("Interval", number(1.065, "float32"), number(2.0011, "float32")),
+    tensor((1.257e-6,), dtype="float32"),
+    None,
+    tensor(((0.1257,),), ((-0.1321,),), dtype="float32"),
+)
+# An infinite covariance, along a weight with entries of both signs.
+HEAVY_TAILS = law(
+    activation("Cos"),
+    base(
+        "StudentT",
+        number(0.5324),
+        tensor(0.1257, -0.1321),
+        scale_tril=tensor((0.1389, 0.0), (0.6404, 0.1689)),
+    ),
+    tensor((0.1257, -0.1321)),
     None,
     tensor((1.0,)),
 )

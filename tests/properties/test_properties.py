@@ -19,7 +19,6 @@ from scipy import stats
 from torch import Size, Tensor
 
 from pyro_snefy import SNEFY, bases
-from pyro_snefy.activations import FourierActivation
 from pyro_snefy.testing import integrate
 from tests.properties import known
 from tests.properties.events import events
@@ -104,6 +103,7 @@ def _poles_are_weak(law: SNEFY) -> bool:
 @example(known.TINY_SNAKE, 0)
 @example(known.TINY_SIN_ON_A_BOX, 0)
 @example(known.TINY_SNAKE_ON_A_MIXTURE, 0)
+@example(known.TINY_SIN_ON_COUNTS, 0)
 def test_mass_is_one(description: Call, seed: int) -> None:
     """log Z is the logarithm of the integral, unless the square itself cancels.
 
@@ -259,16 +259,8 @@ def test_batch_is_a_loop(description: Call, seed: int) -> None:
             assert difference <= allowed, f"log p of {index}: {difference:.2g} > {allowed:.2g}"
 
 
-def _lost(law: SNEFY) -> Tensor:
-    """The relative error of moments that are sums of waves, each as large as its coefficient."""
-    if not isinstance(law.activation, FourierActivation):
-        return torch.zeros(law.batch_shape)
-    base: Any = law._network.latent().base
-    largest = law._network.form.gram().abs().sum((-2, -1)) * base.mass(law.weight)
-    return EPS * largest / law.log_normalizer.exp()
-
-
 @given(laws(), seeds)
+@example(known.ALMOST_SURE, 0)
 def test_moments_of_a_batch(description: Call, seed: int) -> None:
     law = _law(description)
     assume(law.batch_shape)
@@ -281,11 +273,8 @@ def test_moments_of_a_batch(description: Call, seed: int) -> None:
         raise
     for index in np.ndindex(*law.batch_shape):
         alone = member(law, index)
-        lost = _lost(alone)
-        if not float(lost) < 1e-6:
-            continue
         size = alone.variance.sqrt() + alone.mean.abs()
-        allowed = 1e-7 + 1e3 * EPS * alone.condition_number + 1e3 * lost
+        allowed = 1e-7 + 1e3 * EPS * alone.condition_number
         assert ((mean[index] - alone.mean).abs() <= allowed * size).all(), index
         assert ((variance[index] - alone.variance).abs() <= allowed * size.square()).all(), index
 
@@ -311,6 +300,7 @@ def test_expand(description: Call, seed: int) -> None:
 
 @given(laws("one", batch=()), seeds)
 @example(known.MIXTURE_INSIDE, 0)
+@example(known.TINY_SIN_ON_STUDENT, 0)
 def test_distribution_function(description: Call, seed: int) -> None:
     """The distribution function is the integral of the density, and its quantiles invert it."""
     law = _law(description)
@@ -342,6 +332,8 @@ def test_distribution_function(description: Call, seed: int) -> None:
 
 
 @given(laws("one", batch=()), seeds)
+@example(known.TINY_SIN, 0)
+@example(known.TINY_SIN_ON_A_CUBE, 0)
 def test_intervals(description: Call, seed: int) -> None:
     """The probability of an interval is a difference of distribution functions."""
     law = _law(description)
@@ -358,6 +350,7 @@ def test_intervals(description: Call, seed: int) -> None:
 
 
 @given(laws("several", batch=()), seeds)
+@example(known.TINY_SNAKE_ON_CUBES, 0)
 def test_slabs(description: Call, seed: int) -> None:
     """Bounds on one coordinate give its marginal distribution function."""
     law = _law(description)
@@ -400,6 +393,9 @@ def test_derivative_of_the_distribution_function(description: Call, seed: int) -
 
 @given(laws(batch=()), seeds)
 @example(known.TINY_SIN_ON_A_BOX, 0)
+@example(known.TINY_SNAKE_ON_A_MIXTURE, 0)
+@example(known.TINY_SIN_ON_COUNTS, 0)
+@example(known.TINY_SNAKE_ON_A_PRODUCT, 0)
 @example(known.MASSLESS_PART, 0)
 @example(known.DEAD_PART, 0)
 @example(known.EQUAL_POINTS, 0)
@@ -413,8 +409,6 @@ def test_moments(description: Call, seed: int) -> None:
     except NotImplementedError:
         assume(False)
         raise
-    lost = float(_lost(law))
-    assume(lost < 1e-6)
     assert mean.isfinite().all(), f"mean {mean}"
     assert (variance >= 0).all(), f"variance {variance}"
     assume(_poles_are_weak(law))
@@ -431,7 +425,7 @@ def test_moments(description: Call, seed: int) -> None:
     _, sensitivity, size, spread, centre = (value / mass).split([1, 1, d, d, d])
     *_, wrong_spread, wrong_centre = (10 * error / mass).split([1, 1, d, d, d])
     scale = spread.sqrt()
-    share = _QUADRATURE + 1e4 * EPS * sensitivity + 1e3 * lost
+    share = _QUADRATURE + 1e4 * EPS * sensitivity
     allowed = wrong_centre + share * (scale + 1e-6 * size) + EPS * _BUDGET * size
     assert ((mean - centre).abs() <= allowed).all(), f"mean {mean}, expected {centre}"
     allowed = wrong_spread + share * spread + EPS * 1e4 * sensitivity * (size + scale).square()
@@ -500,6 +494,7 @@ def test_gradients_are_finite(description: Call, seed: int) -> None:
 @given(laws(dtype="float32"), seeds)
 @example(known.STEEP_FLOAT32, 0)
 @example(known.GRAM_OF_ROWS, 0)
+@example(known.TINY_SIN_FLOAT32, 0)
 def test_float32(description: Call, seed: int) -> None:
     """What float32 adds is at most 64 eps times the condition number of the log-density."""
     single = _law(description)
@@ -539,6 +534,7 @@ def test_scale_of_the_readout(description: Call, seed: int) -> None:
 
 @given(laws(), seeds)
 @example(known.HUGE_RATES, 0)
+@example(known.HEAVY_TAILS, 0)
 def test_draws(description: Call, seed: int) -> None:
     """Draws are in the support, in bounded time and memory, and follow the law."""
     law = _law(description, math.inf)
