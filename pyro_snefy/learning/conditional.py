@@ -61,8 +61,8 @@ class ConditionalSNEFY(FamilyModule):
         learn_neurons: Whether weights and biases are learnt. If not, the neurons are a constant and
             a row of bumps that stay as they are: a basis, which the readout combines.
         learn_base: Whether the tensors of the base are learnt, or the names of those to learn.
-        exposure: The number of the column of contexts that holds exposures, or None, see
-            :func:`~pyro_snefy.learning.exposure.exposed`.
+        exposure: The number of the column of contexts that holds exposures, or None, as in
+            :func:`~pyro_snefy.conditional_snefy`.
 
     Example:
         >>> from pyro_snefy.activations import Cos
