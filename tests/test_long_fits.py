@@ -253,8 +253,10 @@ def test_bad_arguments(arguments: dict, message: str) -> None:
 
 def test_data_far_from_the_units_of_a_module() -> None:
     x = 1e6 + 1e5 * torch.randn(200, 2)
-    with pytest.warns(UserWarning, match="Call module.initialize"):
+    with pytest.warns(UserWarning, match="Call module.initialize") as record:
         fit(snefy(2, 6), x, max_epochs=1, progress=False)
+    # The warning names the line of the caller.
+    assert record[0].filename == __file__
     context = torch.randn(200, 3)
     with pytest.warns(UserWarning, match="Call module.initialize"):
         fit(conditional_snefy((), 3, 6, 2), x[:, 0], context, max_epochs=1, progress=False)

@@ -135,9 +135,33 @@ class Autoregressive(TorchDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:
         """Draws events, exactly, one coordinate after the other."""
-        x = self._like.new_zeros(Size(sample_shape) + self.batch_shape + self.event_shape)
-        for k in range(self.event_shape[0]):
-            x[..., k] = self._factors(x, slice(k, k + 1)).sample().squeeze(-1)
+        shape = Size(sample_shape) + self.batch_shape + self.event_shape
+        return self._completed(self._like.new_full(shape, torch.nan))
+
+    @torch.no_grad()
+    def impute(self, value: Tensor, sample_shape: Any = _EMPTY) -> Tensor:
+        r"""Draws the last coordinates, where they are not observed, exactly, given the others.
+
+        Arguments:
+            value: The events, with shape :math:`(*, d)`, and NaN at the end of rows for what is
+                not observed.
+            sample_shape: The shape of the sample: how many completions of each event.
+
+        Returns:
+            Complete events, with shape :math:`(\text{sample}, *, d)`.
+        """
+        self._check_shape(value)
+        self._check_value(value)
+        batch_shape = broadcast_shapes(value.shape[:-1], self.batch_shape)
+        return self._completed(value.expand(Size(sample_shape) + batch_shape + self.event_shape))
+
+    def _completed(self, value: Tensor) -> Tensor:
+        # Each NaN is drawn given the coordinates before it.
+        hidden = value.isnan()
+        x = torch.where(hidden, 0.0, value)
+        for k in hidden.reshape(-1, *self.event_shape).any(0).nonzero().flatten().tolist():
+            draws = self._factors(x, slice(k, k + 1)).sample().squeeze(-1).to(x.dtype)
+            x[..., k] = torch.where(hidden[..., k], draws, x[..., k])
         return x
 
     def _check_shape(self, value: Tensor) -> None:

@@ -407,7 +407,8 @@ def autoregressive_snefy(
     Each factor is a :class:`~pyro_snefy.SNEFY` of a scalar, whose parameters come from one masked
     network (MADE, Germain et al., arXiv:1502.03509). Log-densities take one pass, and are exact;
     samples take one pass for each coordinate, and are exact, too. Rows whose last coordinates are
-    missing, marked by NaN, are scored by their first coordinates.
+    missing, marked by NaN, are scored by their first coordinates, and completed by
+    :meth:`~pyro_snefy.distributions.Autoregressive.impute`.
 
     Arguments:
         dim: The number :math:`d` of coordinates.

@@ -490,7 +490,7 @@ class _Run:
                 f"fit: the module starts at a negative log-likelihood of {self.best.start:.4g} per "
                 f"row, where a normal law has {normal:.4g}. Call module.initialize(...) with the "
                 "data first.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _warn_of_extremes(self) -> None:
@@ -504,7 +504,7 @@ class _Run:
             f"fit: {len(numbers)} validation rows are so unlikely that they count as less unlikely "
             f"ones: rows {some} of {which}. Look whether they are errors, or use a base with "
             "heavier tails.",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
