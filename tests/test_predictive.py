@@ -166,6 +166,22 @@ def _row(x: Tensor, row: int) -> Tensor:
     return x[row] if x.shape == (20,) else x
 
 
+@pytest.mark.parametrize("level", [0.5, 0.8])
+def test_intervals_of_a_region_have_valleys_between_them(level: float) -> None:
+    torch.manual_seed(1)
+    likelihood = conditional_snefy((), 2, hidden_dims=()).double().requires_grad_(False)
+    torch.nn.init.normal_(likelihood.net.layers[-1].weight)
+    law = likelihood(torch.randn(400, 2).double())
+    low, high = law.highest_density_region(level)
+    left, right = high[:-1], low[1:]  # (k - 1, 400): the ends of what is between two intervals
+    between = right.isfinite()
+    assert between.any()
+    height, *ends = (
+        law.log_prob(torch.where(between, x, 0.0)) for x in ((left + right) / 2, left, right)
+    )
+    assert (height < torch.minimum(*ends))[between].all()
+
+
 def test_region_on_the_unit_interval() -> None:
     """The statistic is not the event: densities are compared in events."""
     torch.manual_seed(6)

@@ -257,14 +257,17 @@ def _runs(inside: Tensor, cells: _Cells, panels: Panels) -> _Segments:
 
 
 def _merged(segments: _Segments, length: Tensor) -> _Segments:
-    # Segments that touch, up to rounding, are one.
-    order = segments.low.argsort()
+    # Segments that touch, up to rounding, are one. An empty segment is before one that starts with
+    # it: panels may be as short as the rounding of their ends.
+    order = segments.high.argsort()
+    order = order[segments.low[order].argsort(stable=True)]
     order = order[segments.row[order].argsort(stable=True)]
     row, low, high = (x[order] for x in segments)
     if not len(row):
         return segments
     new = torch.ones_like(row, dtype=torch.bool)
-    new[1:] = (row[1:] != row[:-1]) | (low[1:] - high[:-1] > 1e-11 * length[row[1:]])
+    nothing = 1e-11 * length[row[1:]] + _ROUNDING * low[1:].abs()
+    new[1:] = (row[1:] != row[:-1]) | (low[1:] - high[:-1] > nothing)
     last = torch.ones_like(new)
     last[:-1] = new[1:]
     return _Segments(row[new], low[new], high[last])
