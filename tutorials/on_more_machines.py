@@ -157,9 +157,8 @@ def report(file: Path, price: Tensor, context: Tensor) -> None:
 #     torchrun --nproc-per-node=2 tutorials/on_more_machines.py --crash-after 3
 #     torchrun --nproc-per-node=2 tutorials/on_more_machines.py
 #
-# The second command goes on with epoch 4. With `--max-restarts=1` the first command does so by
-# itself: `torchrun` starts all processes again, and they find the checkpoint. Either way the end is
-# what it would have been without the kill, bit for bit.
+# The second command goes on with epoch 4, and the end is what it would have been without the kill,
+# bit for bit. `torchrun --max-restarts=1` starts all processes again by itself.
 
 
 def main() -> None:
