@@ -617,13 +617,17 @@ class SNEFY(TorchDistribution):
         """
         observation = make_observation(self, scale, scale_tril, matrix)
         y = check_observations(self, observation, y)
+        return self._on(posterior(self.base, observation, y))
+
+    def _on(self, base: Base) -> "SNEFY":
+        # The same network on another base.
         return SNEFY(
             self.weight,
             self.bias,
             self.readout,
             gram=self.gram,
             activation=self.activation,
-            base=posterior(self.base, observation, y),
+            base=base,
             validate_args=self._validate_args,
         )
 
@@ -757,16 +761,7 @@ class SNEFY(TorchDistribution):
             torch.Size([2])
         """
         loc = torch.as_tensor(mean, dtype=self.weight.dtype, device=self.weight.device) - self.mean
-        base = Standardized(self.base, loc, torch.ones_like(loc), validate_args=False)
-        return SNEFY(
-            self.weight,
-            self.bias,
-            self.readout,
-            gram=self.gram,
-            activation=self.activation,
-            base=base,
-            validate_args=self._validate_args,
-        )
+        return self._on(Standardized(self.base, loc, torch.ones_like(loc), validate_args=False))
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         return moments(self._network.to(torch.float64))
