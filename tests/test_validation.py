@@ -498,6 +498,9 @@ def test_small_normalizers_are_no_zeros(activation: Any) -> None:
 # ------------------------------------------------------------------------------- no closed form
 
 
+EXTENSION_POINTS = {"FourierActivation", "GaussianActivation", "FourierBase", "LaplaceBase"}
+
+
 def _pairs() -> list[tuple[str, str]]:
     known = {(case.activation_name, case.base_name) for case in CASES}
     every = {case.activation_name for case in CASES}
@@ -520,6 +523,17 @@ def test_no_closed_form(activation: str, name: str) -> None:
     assert ("Cos" if name == "StudentT" else "Exp") in activations_listed
     assert "Gaussian" in bases_listed or "FourierBase" in bases_listed
     assert "register_kernel" in str(error.value)
+    # Names are those of public classes that can be built, each once, and they do work.
+    found, others = (
+        re.findall(r"\w+", x.partition(": ")[2]) for x in (activations_listed, bases_listed)
+    )
+    for names, module in ((found, activations), (others, bases)):
+        assert len(set(names)) == len(names)
+        assert not set(names) & EXTENSION_POINTS
+        assert not [x for x in names if hasattr(module, x) and x not in module.__all__]
+    for other in set(found) & set(activations.__all__):
+        activation = getattr(activations, other)()
+        SNEFY(weight, None, readout, activation=activation, base=base, validate_args=False)
 
 
 @pytest.mark.parametrize("activation", [ReLU(), ReLU(2), LeakyReLU(), Step()], ids=str)

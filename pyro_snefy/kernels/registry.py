@@ -87,21 +87,25 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         >>> closed_form(ReLU(), UniformSphere(3), bias=True)
         False
     """
-    entries = [_REGISTRY.find(type(activation), type(part)) for part in base.parts()]
-    return all(entry is not None and (entry.bias or not bias) for entry in entries)
+    return all(_has_entry(type(activation), type(part), bias) for part in base.parts())
 
 
-def _bases_for(activation: type[Activation], bias: bool) -> set[str]:
-    # The names of bases with a closed form; what cannot be built has no density of its own.
-    kinds, names = [Base], set()
+def _has_entry(activation: type[Activation], base: type[Base], bias: bool) -> bool:
+    entry = _REGISTRY.find(activation, base)
+    return entry is not None and (entry.bias or not bias)
+
+
+def _concrete(root: type) -> set[type]:
+    # The classes below a root that define what it leaves to them, but for private ones.
+    method = "log_density" if root is Base else "__call__"
+    found: set[type] = set()
+    kinds = [root]
     while kinds:
         kind = kinds.pop()
         kinds.extend(kind.__subclasses__())
-        entry = _REGISTRY.find(activation, kind)
-        abstract = kind.log_density is Base.log_density or kind.__name__.startswith("_")
-        if entry is not None and not abstract and (entry.bias or not bias):
-            names.add(kind.__name__)
-    return names
+        if getattr(kind, method) is not getattr(root, method) and not kind.__name__.startswith("_"):
+            found.add(kind)
+    return found
 
 
 def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
@@ -113,13 +117,17 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         raise NotImplementedError(
             f"No closed form for {name} with a bias; there is one without: pass bias=None."
         )
-    kind = type(base.parts()[0])  # of a pushforward, its latent base
-    activations = sorted({a.__name__ for a, b in _REGISTRY if issubclass(kind, b)})
-    bases = sorted(_bases_for(type(activation), bias))
+    parts = [type(part) for part in base.parts()]
+    activations = {
+        kind.__name__
+        for kind in _concrete(Activation)
+        if all(_has_entry(kind, part, bias) for part in parts)
+    }
+    bases = {kind.__name__ for kind in _concrete(Base) if _has_entry(type(activation), kind, bias)}
+    others, elsewhere = (", ".join(sorted(x)) or "none" for x in (activations, bases))
     raise NotImplementedError(
-        f"No closed form for {name}. Activations with one on {type(base).__name__}: "
-        f"{', '.join(activations) or 'none'}. Bases with one for {type(activation).__name__}: "
-        f"{', '.join(bases) or 'none'}. Others can be added with "
+        f"No closed form for {name}. Activations with one on {type(base).__name__}: {others}. "
+        f"Bases with one for {type(activation).__name__}: {elsewhere}. Others can be added with "
         "pyro_snefy.kernels.register_kernel."
     )
 
