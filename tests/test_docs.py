@@ -5,6 +5,7 @@
 
 import importlib
 import os
+import pydoc
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import pyro_snefy
+from pyro_snefy import SNEFY, bases
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "tutorials"
@@ -94,6 +96,54 @@ def test_dir() -> None:
     """What a user sees first is what is public, and all of it is there."""
     assert set(dir(pyro_snefy)) == set(pyro_snefy.__all__)
     assert all(hasattr(pyro_snefy, name) for name in pyro_snefy.__all__)
+
+
+def _help(thing: object) -> str:
+    return pydoc.render_doc(thing, renderer=pydoc.plaintext)
+
+
+EXTENSION_POINTS = {"Base", "FourierBase", "LaplaceBase", "Pushforward"}
+BASES = sorted({x for x in bases.__all__ if x[0].isupper()} - {"Partial", "TensorField"})
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_help_of_bases(name: str) -> None:
+    """What a user needs, on two screens; what the library asks for is listed where it is declared.
+
+    All of it is still there: only the listing is short.
+    """
+    cls = getattr(bases, name)
+    found = _help(cls)
+    assert all(x in found for x in ("log_density", "map(", "marginal(", "support"))
+    if name in EXTENSION_POINTS:
+        own = {x for x in vars(cls) if not x.startswith("_")}
+        assert own - set(vars(bases.Base)) <= set(dir(cls))
+        return
+    assert found.count("\n") <= 130
+    assert "Example" in found
+    asked = ("map_batches", "pair_deficits", "members", "codimension", "pair_log_partitions")
+    assert not [x for x in asked if f"|  {x}" in found]
+    assert callable(cls.map_batches)
+
+
+def test_help_of_the_interface_of_bases() -> None:
+    """What a new base supplies is on the classes that it inherits."""
+    assert all(x in _help(bases.Base) for x in ("codimension", "columns", "regression", "example"))
+    assert "deficit" in _help(bases.FourierBase)
+    assert "log_partition" in _help(bases.LaplaceBase)
+
+
+def test_dir_of_a_base() -> None:
+    found = dir(bases.Poisson(2.0))
+    assert {"rate", "batch_shape", "log_density"} <= set(found)
+    assert "map_batches" not in found
+
+
+def test_help_of_families() -> None:
+    """No internals: every name is explained, but for what torch and Pyro leave unexplained."""
+    own = {x: thing for x, thing in vars(SNEFY).items() if not x.startswith("_")}
+    assert not [x for x, thing in own.items() if not getattr(thing, "__doc__", None)]
+    assert not [x for x in ("_network", "from_network", "with_tensors") if x in _help(SNEFY)]
 
 
 @pytest.mark.parametrize("module", PUBLIC)

@@ -145,7 +145,30 @@ class Partial(NamedTuple):
     log_density: Tensor
 
 
-class Base:
+# What users need of any base. The rest is what the library asks of it.
+_USED = {
+    "conditional",
+    "event_dim",
+    "is_discrete",
+    "log_density",
+    "map",
+    "marginal",
+    "statistic",
+    "support",
+    "weight_constraint",
+}
+
+
+class _Brief(type):
+    # What the library asks of a base is listed by `help` and `dir` where it is declared, and not
+    # again on every class that supplies it.
+
+    def __dir__(cls) -> list[str]:
+        declared = {name for parent in cls.__mro__[1:] for name in vars(parent)} - _USED
+        return [x for x in super().__dir__() if x.startswith("_") or x not in declared]
+
+
+class Base(metaclass=_Brief):
     r"""A measure :math:`\mu` on an event space, with a statistic :math:`t(x)`.
 
     Bases are immutable values. The batch dimensions of their tensors are on the left, and
@@ -406,6 +429,9 @@ class Base:
             None if this base cannot treat all patterns at once.
         """
         return None
+
+    def __dir__(self) -> list[str]:
+        return [*dir(type(self)), *vars(self)]
 
     def __repr__(self) -> str:
         fields = [f"{name}: {tuple(value.shape)}" for name, value in self.tensors()]
