@@ -25,6 +25,7 @@ from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import (
     GELU,
     Activation,
+    Bump,
     Cos,
     Erf,
     Exp,
@@ -44,6 +45,7 @@ from pyro_snefy.numerics.forms import Gram
 from pyro_snefy.sampling import draw as exact
 from pyro_snefy.sampling import samplers
 from pyro_snefy.sampling.envelope import log_majorizer
+from pyro_snefy.sampling.neurons import MixtureLaw
 from pyro_snefy.sampling.samplers import NeuronSampler, PairSampler, Sampler
 from pyro_snefy.sampling.sequential import sample_sequentially
 from tests.cases import CASES, KINDS, LOC, LOCS, LOGITS, SCALE, SCALES, TRIL, Case, _t, events
@@ -627,6 +629,70 @@ def test_acceptance_rate(
     assert rate.shape == batch
     found = _empirical(law, monkeypatch)
     assert bool(((found - rate).abs() <= 4 * (rate * (1 - rate) / 40_000).sqrt() + 1e-12).all())
+
+
+def _sharing(activation: Activation, rows_of_bias: bool, d: int = 0, rows: int = 3) -> SNEFY:
+    """Laws that share neurons and a mixture, with a readout and perhaps a bias each."""
+    event = (d,) if d else ()
+    scale = _t([0.7, 2.0, 8.0]).reshape((3,) + (1,) * len(event)).expand(3, *event)
+    base = bases.GaussianMixture(_randn(3), _randn(3, *event), scale, event_dim=len(event))
+    bias = _randn(*([rows] if rows_of_bias else []), 5)
+    readout = _randn(rows, 2, 5)
+    return SNEFY(_randn(5, d or 1), bias, readout, activation=activation, base=base)
+
+
+SHARING = [(Cos(), True), (Sin(), True), (Cos(), False), (Bump(), False), (Snake(1.0), False)]
+SHARING += [(ReLU(), False), (GELU(), False)]
+
+
+@pytest.mark.parametrize(("activation", "rows_of_bias"), SHARING, ids=str)
+def test_draws_of_laws_that_share_a_mixture(
+    activation: Activation, rows_of_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One kernel for all laws. Draws are compared with distribution functions by quadrature."""
+    _seed("sharing", activation, rows_of_bias)
+    law = _sharing(activation, rows_of_bias)
+    _, engine = exact.prepare(law._network)
+    assert isinstance(engine, NeuronSampler) and isinstance(engine.law, MixtureLaw)
+    assert engine.kernel is None or engine.kernel.matrix(law.bias)[1].dim() == 2
+    x = law.sample((10_000,))
+    for row, pit in zip(x.unbind(-1), law.cdf(x).unbind(-1), strict=True):
+        assert len(row.unique()) > 9_000
+        assert stats.kstest(pit.numpy(), "uniform").pvalue > FAILURE
+    rate = law.acceptance_rate
+    found = _empirical(law, monkeypatch)
+    assert bool(((found - rate).abs() <= 4 * (rate * (1 - rate) / 40_000).sqrt()).all())
+
+
+def test_draws_of_vectors_that_share_a_mixture() -> None:
+    """Both coordinates, by the distribution functions of the marginals."""
+    _seed("sharing vectors")
+    law = _sharing(Bump(), False, d=2)
+    assert isinstance(exact.prepare(law._network)[1], NeuronSampler)
+    x = law.sample((10_000,))
+    for k in range(2):
+        pit = law.marginal([k]).cdf(x[..., k : k + 1])
+        for row in pit.unbind(-1):
+            assert stats.kstest(row.numpy(), "uniform").pvalue > FAILURE
+
+
+def test_quantiles_where_proposals_of_shared_laws_are_rejected() -> None:
+    """Below one acceptance in 64, a table of quantiles serves all laws.
+
+    Laws beside them, whose proposals are accepted, are drawn by rejection.
+    """
+    _seed("sharing", "rejected")
+    weight = _randn(4, 1).repeat(2, 1) + 0.02 * _randn(8, 1)
+    signs = torch.cat([torch.ones(4), -torch.ones(4)]).double()
+    half = _randn(1, 1, 4).repeat(1, 1, 2)
+    readout = torch.cat([half * signs, half.abs() * torch.eye(8)[0].double() + 1e-3])
+    base = bases.GaussianMixture(_t([0.0, -1.0]), _t([0.0]), _t([1.0, 4.0]), event_dim=0)
+    law = SNEFY(weight, torch.zeros(8, dtype=F64), readout, base=base)
+    rates = law.acceptance_rate
+    assert rates[0] < 1 / 64 < rates[1]
+    x = law.sample((10_000,))
+    for pit in law.cdf(x).unbind(-1):
+        assert stats.kstest(pit.numpy(), "uniform").pvalue > FAILURE
 
 
 def test_acceptance_rate_of_mixtures() -> None:

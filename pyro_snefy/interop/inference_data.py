@@ -252,8 +252,8 @@ def _all_draws(job: _Job, samples: Samples, draws: int) -> _Draws:
     return _joined([_single(job, _take(samples, range(k, k + 1))) for k in range(draws)])
 
 
-def _block(job: _Job, samples: Samples, size: int) -> tuple[_Draws, Samples]:
-    # One pass over several draws, in a plate left of all others; with log-densities of predictions.
+def _block(job: _Job, samples: Samples, size: int) -> tuple[_Draws, dict[str, Site]]:
+    # One pass over several draws, in a plate left of all others; with the sites of predictions.
     rank = max((len(_batch(job, name)) for name in job.sites), default=0)
     given = {
         name: value.reshape(
@@ -276,15 +276,12 @@ def _block(job: _Job, samples: Samples, size: int) -> tuple[_Draws, Samples]:
     for name in job.observed:
         found = _log_likelihood(trace.nodes[name])
         draws.log_likelihood[name] = found.reshape(size, *_batch(job, name))
-    densities: Samples = {}
     if job.predicted:
         trace = job.trace(in_plate(_Uncondition(job.predicted)(job.model)), given)
-    for name in job.predicted:
-        site = trace.nodes[name]
+    sites = {name: trace.nodes[name] for name in job.predicted}
+    for name, site in sites.items():
         draws.predicted[name] = site["value"].reshape(size, *job.sites[name]["value"].shape)
-        log_prob = site["fn"].log_prob(site["value"])
-        densities[name] = log_prob.reshape(size, *_batch(job, name))
-    return draws, densities
+    return draws, sites
 
 
 def _single(job: _Job, samples: Samples) -> _Draws:
@@ -302,8 +299,14 @@ def _single(job: _Job, samples: Samples) -> _Draws:
     return _Draws(derived, likelihood, {n: trace.nodes[n]["value"][None] for n in job.predicted})
 
 
-def _agrees(job: _Job, samples: Samples, size: int, draws: _Draws, densities: Samples) -> bool:
+def _agrees(
+    job: _Job, samples: Samples, size: int, draws: _Draws, predictions: dict[str, Site]
+) -> bool:
     # Whether a pass over several draws says the same as runs for the first and for the last.
+    densities = {
+        name: site["fn"].log_prob(site["value"]).reshape(size, *_batch(job, name))
+        for name, site in predictions.items()
+    }
     for k in {0, size - 1}:
         part = range(k, k + 1)
         alone = _single(job._replace(predicted=[]), _take(samples, part))

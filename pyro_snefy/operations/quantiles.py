@@ -10,6 +10,7 @@ __all__ = [
     "cdf",
     "coordinate",
     "count_nodes",
+    "distribution",
     "icdf",
     "line",
     "shared_edges",
@@ -459,6 +460,16 @@ def shared_line(network: Network) -> SharedLine | None:
     return None if found is None else SharedLine(*found)
 
 
+def distribution(network: Network, dim: int = 0) -> Line | SharedLine:
+    r"""The law of one coordinate, on one table for all members of a batch where they share one.
+
+    Arguments:
+        network: The network, in float64, whose statistic is its event.
+        dim: The coordinate.
+    """
+    return shared_line(network) or line(network, dim)
+
+
 def shared_edges(network: Network) -> tuple[Network, Tensor] | None:
     r"""The laws of a batch with one set of neurons, and edges of panels for all of them, or None.
 
@@ -494,8 +505,7 @@ def cdf(network: Network, dim: int, value: Tensor) -> Tensor:
     x = coordinate(network, dim).to_latent(value.double())
     x = x.squeeze(-1) if network.base.event_dim else x
     x = x.expand(broadcast_shapes(x.shape, network.batch_shape))
-    latent = network.latent()
-    value = (shared_line(latent) or line(latent, dim)).cdf(x)
+    value = distribution(network.latent(), dim).cdf(x)
     return torch.where(x.isnan(), torch.nan, value).to(dtype)
 
 
@@ -511,8 +521,7 @@ def icdf(network: Network, dim: int, value: Tensor) -> Tensor:
     network = network.to(torch.float64)
     axis = coordinate(network, dim)
     q = value.expand(broadcast_shapes(value.shape, network.batch_shape)).double()
-    latent = network.latent()
-    x = (shared_line(latent) or line(latent, dim)).icdf(q)
+    x = distribution(network.latent(), dim).icdf(q)
     if is_real(axis.latent().base.support):
         x = torch.where(q > 0, torch.where(q < 1, x, torch.inf), -torch.inf)
     x = torch.where((q >= 0) & (q <= 1), x, torch.nan)

@@ -10,13 +10,13 @@ from torch import Size, Tensor
 
 from ..kernels import Kernel
 from ..network import Network
-from ..operations.quantiles import shared_line
-from ..operations.shared_lines import SharedLine
 from .samplers import Sampler, find_sampler
 from .sequential import price, sample_sequentially
 
 # A thousand proposals take a few milliseconds: no other way is looked for above this rate.
 _GOOD = 1e-3
+# Of many laws: a table of quantiles that they share may be cheaper below this rate.
+_GOOD_OF_MANY = 1 / 64
 # Below this rate a draw takes up to a second or more: an error, if there is no other way.
 _HOPELESS = 1e-5
 
@@ -59,10 +59,6 @@ def sample(
             batch dimension. It raises an error if :math:`Z` is not positive and finite.
     """
     count, members = sample_shape.numel(), network.batch_shape.numel()
-    table = shared_line(network.to(torch.float64).latent()) if members > 1 and count else None
-    if table is not None:
-        x = _invert(table, network.to(torch.float64), sample_shape, check)
-        return network.base.cast(x, network.weight.dtype)
     flat, engine = prepare(network, max(1, count))
     if check is not None:
         kernel = engine.kernel if engine is not None and engine.kernel else flat.kernel()
@@ -71,7 +67,7 @@ def sample(
     latent = flat.weight.new_empty((count, members, *event))
     every = torch.arange(members, device=network.weight.device)
     rates = torch.zeros_like(every) if engine is None else engine.acceptance.expand(members)
-    slow = ~(rates >= _GOOD)
+    slow = ~(rates >= (_GOOD if members == 1 else _GOOD_OF_MANY))
     if count and bool(slow.any()):
         try:
             slow = slow & ~(rates * price(flat.latent()) >= 1)
@@ -93,21 +89,3 @@ def sample(
         latent[:, ~slow] = engine.draw(rows).reshape((count, -1, *event))
     x = flat.from_latent(latent).reshape(sample_shape + network.batch_shape + event)
     return network.base.cast(x, network.weight.dtype)
-
-
-def _invert(
-    table: SharedLine,
-    network: Network,
-    sample_shape: Size,
-    check: Callable[[Tensor, Network, Kernel], object] | None,
-) -> Tensor:
-    # Quantiles of uniform numbers: one table serves all laws, where proposals would need a kernel
-    # for each.
-    if check is not None:
-        flat = network.real().flatten()
-        kernel = flat.kernel()
-        check(flat.log_normalizer(kernel), flat, kernel)
-    shape = sample_shape + network.batch_shape
-    uniform = torch.rand(shape, dtype=torch.float64, device=network.weight.device)
-    latent = table.icdf(uniform)
-    return network.from_latent(latent.unsqueeze(-1) if network.base.event_dim else latent)

@@ -16,6 +16,8 @@ _FORMS = 64
 # Proposals above which the ascent pays. With 10, 50 and 200 waves it takes as long as 3,800, 4,600
 # and 13,600 proposals on one thread, and saves about half of the proposals to come.
 _ASCENT = 10_000
+# Entries of grams that are held at once: few enough for a cache.
+_CHUNK = 2**17
 _TINY = 1e-300
 
 
@@ -41,27 +43,37 @@ def log_majorizer(form: Form, log_norm: Tensor, log_demand: Tensor | None = None
             Gershgorin's bound is returned where it takes fewer proposals than the ascent is
             worth. None stands for any number of draws.
     """
-    gram = form.gram()
     largest = log_norm.amax(-1, keepdim=True)
     # A member without mass has no scale of its own.
     log_scale = torch.where(largest > -torch.inf, log_norm - largest, 0.0) / 2
     # exp(-100) stands for smaller scales, so that quotients of scales are finite.
     scale = log_scale.clamp(min=-100.0).exp()
-    row_sums = (gram.abs() @ scale.unsqueeze(-1)).squeeze(-1)
-    bound = row_sums.clamp(min=_TINY).log() - scale.log()
+    bound = _row_sums(form, scale).clamp(min=_TINY).log() - scale.log()
     rank_one = isinstance(form, Readout) and form.matrix.shape[-2] == 1
-    if rank_one or (gram.dim() > 2 and len(gram) > _FORMS):
+    if rank_one or (form.matrix.dim() > 2 and len(form.matrix) > _FORMS):
         return bound
     total = (bound + log_norm).logsumexp(-1, keepdim=True)
     if log_demand is not None:
         log_proposals = (total.squeeze(-1) + log_demand).nan_to_num(nan=-torch.inf)  # no mass
         if float(log_proposals.exp().sum()) < _ASCENT:
             return bound
+    gram = form.gram()
     if gram.dim() == 2:
         # One bound for all members, made for their mean.
         scale = scale.square().mean(0).sqrt()
     better = _optimal(gram, scale)
     return torch.where((better + log_norm).logsumexp(-1, keepdim=True) < total, better, bound)
+
+
+def _row_sums(form: Form, scale: Tensor) -> Tensor:
+    # The sums Σ_j |M_ij| s_j, (B, n), with the grams of a few members at a time.
+    if form.matrix.dim() == 2:
+        return scale @ form.gram().abs()
+    count, n = len(form.matrix), scale.shape[-1]
+    size = max(1, _CHUNK // n**2)
+    columns = scale.unsqueeze(-1).expand(count, n, 1).split(size)
+    grams = (type(form)(part).gram().abs() for part in form.matrix.split(size))
+    return torch.cat([gram @ s for gram, s in zip(grams, columns, strict=True)]).squeeze(-1)
 
 
 def _optimal(gram: Tensor, scale: Tensor) -> Tensor:

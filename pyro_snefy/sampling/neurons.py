@@ -1,12 +1,22 @@
 r"""Laws of single neurons, :math:`\propto \sigma(w \cdot t(x) + b)^2 \mu(dx)`."""
 
-__all__ = ["NeuronLaw", "find_neuron_law", "of_members", "of_neurons", "register_neuron_law"]
+__all__ = [
+    "MixtureLaw",
+    "NeuronLaw",
+    "cumulate",
+    "find_neuron_law",
+    "of_members",
+    "of_neurons",
+    "pick",
+    "register_neuron_law",
+]
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from ..activations import (
     Bump,
@@ -20,6 +30,7 @@ from ..activations import (
 )
 from ..bases import FourierBase, Gaussian, UniformSphere
 from ..bases.counts import Counts
+from ..bases.mixture import BatchedMixture
 from ..network import Network
 from ..numerics.dispatch import Dispatcher
 from ..numerics.linalg import rows_matmul
@@ -38,6 +49,21 @@ def of_neurons(x: Tensor, member: Tensor, neuron: Tensor, rank: int = 0) -> Tens
     if x.dim() == rank + 1:
         return x[neuron]
     return x[0, neuron] if len(x) == 1 else x[member, neuron]
+
+
+def cumulate(log_weights: Tensor) -> Tensor:
+    r"""Cumulative probabilities, with shape (1, n) or (B, n)."""
+    total = log_weights.softmax(-1).cumsum(-1)
+    return total / total[..., -1:]
+
+
+def pick(cumulative: Tensor, member: Tensor) -> Tensor:
+    r"""Draws an index for each row, by inversion of the cumulative probabilities of its member."""
+    uniform = torch.rand(len(member), dtype=cumulative.dtype, device=member.device)
+    if len(cumulative) == 1:
+        return torch.searchsorted(cumulative[0], uniform, right=True)
+    rows = cumulative[member]
+    return torch.searchsorted(rows, uniform.unsqueeze(-1), right=True).squeeze(-1)
 
 
 class NeuronLaw:
@@ -238,3 +264,33 @@ class PowerLaw(NeuronLaw):
         lower, upper = activation(weight.new_tensor([-1.0, 1.0])).square()
         below = torch.rand_like(weight[:, 0]) * (lower + upper) < lower
         return base.sample_power(weight, 2 * activation.degree, torch.where(below, -1.0, 1.0))
+
+
+class MixtureLaw(NeuronLaw):
+    r"""Neurons on a mixture that all members share: first a component, then a draw on it.
+
+    .. math:: \int \sigma_i^2 d\mu = \sum_k \pi_k \int \sigma_i^2 d\mu_k
+    """
+
+    def __init__(self, network: Network, log_norm: Tensor) -> None:
+        super().__init__(network, log_norm)
+        base = network.base
+        assert isinstance(base, BatchedMixture)
+        count = Size(base.log_weights().shape)
+        apart = replace(network, base=base.components.flatten(count), batch_shape=count)
+        log_norms = apart.log_norms()  # (K, n)
+        self.cumulative = cumulate((log_norms + base.log_weights().unsqueeze(-1)).mT)
+        law = find_neuron_law(type(apart.activation), type(apart.base))
+        assert law is not None
+        self.law = law(apart, log_norms)
+
+    @staticmethod
+    def covers(network: Network) -> bool:
+        """Whether there are laws of single neurons on the components."""
+        base = network.base
+        assert isinstance(base, BatchedMixture)
+        return find_neuron_law(type(network.activation), type(base.components)) is not None
+
+    def draw(self, member: Tensor, neuron: Tensor) -> Tensor:
+        x = self.law.draw(pick(self.cumulative, neuron), neuron)
+        return x.reshape((-1, *self.network.base.event_shape))

@@ -19,8 +19,17 @@ from ..numerics.dispatch import Dispatcher
 from ..numerics.forms import Form, Readout
 from ..numerics.linalg import broadcast_shapes, rows_matmul
 from ..numerics.rejection import rejection
+from ..operations.shared_lines import with_shared_neurons
 from .envelope import log_majorizer
-from .neurons import NeuronLaw, find_neuron_law, of_members, of_neurons
+from .neurons import (
+    MixtureLaw,
+    NeuronLaw,
+    cumulate,
+    find_neuron_law,
+    of_members,
+    of_neurons,
+    pick,
+)
 
 # Entries of neurons that are held at once for proposals: few enough for a cache.
 _CHUNK = 2**19
@@ -70,21 +79,6 @@ def find_sampler(network: Network, draws: float = math.inf) -> Sampler | None:
     build = _SAMPLERS.find(type(network.base), type(network.activation))
     assert build is not None
     return build(network, draws)
-
-
-def _cumulate(log_weights: Tensor) -> Tensor:
-    # Cumulative probabilities, with shape (1, n) or (B, n).
-    total = log_weights.softmax(-1).cumsum(-1)
-    return total / total[..., -1:]
-
-
-def _choose(cumulative: Tensor, member: Tensor) -> Tensor:
-    # An index for each row, by inversion of cumulative probabilities.
-    uniform = torch.rand(len(member), dtype=cumulative.dtype, device=member.device)
-    if len(cumulative) == 1:
-        return torch.searchsorted(cumulative[0], uniform, right=True)
-    rows = cumulative[member]
-    return torch.searchsorted(rows, uniform.unsqueeze(-1), right=True).squeeze(-1)
 
 
 def _preactivations(network: Network, x: Tensor, member: Tensor) -> Tensor:
@@ -160,13 +154,13 @@ class NeuronSampler(RejectionSampler):
         log_diagonal = log_majorizer(network.form, log_norm, math.log(draws) - log_normalizer)
         self.diagonal = log_diagonal.exp()
         log_weights = log_diagonal + log_norm
-        self.cumulative = _cumulate(log_weights)
+        self.cumulative = cumulate(log_weights)
         self.law = law(network, log_norm)
         self.compared = network
         super().__init__(network, log_normalizer, log_weights.logsumexp(-1))
 
     def propose(self, member: Tensor) -> Tensor:
-        return self.law.draw(member, _choose(self.cumulative, member))
+        return self.law.draw(member, pick(self.cumulative, member))
 
     def log_acceptance(self, x: Tensor, member: Tensor) -> Tensor:
         network = self.compared
@@ -180,8 +174,9 @@ class NeuronSampler(RejectionSampler):
 
     def compare_in(self, dtype: torch.dtype) -> None:
         # Only where neither neurons nor the envelope can overflow in float32.
-        moderate = (self.diagonal > 1e-20) & (self.diagonal < 1e20)
-        if isinstance(self.network.activation, FourierActivation) and bool(moderate.all()):
+        activation = self.network.activation
+        tame = activation.is_bounded or isinstance(activation, FourierActivation)
+        if tame and bool(((self.diagonal > 1e-20) & (self.diagonal < 1e20)).all()):
             self.compared, self.diagonal = self.network.to(dtype), self.diagonal.to(dtype)
 
 
@@ -223,7 +218,7 @@ class PairSampler(RejectionSampler):
         pairs = gram * neurons.blocks[0, 0]
         self.pairs = pairs.clamp(min=0)  # (n, n) or (B, n, n)
         row_sums = rows_matmul(self.scale, self.pairs) * self.scale
-        self.cumulative = _cumulate(row_sums.log())
+        self.cumulative = cumulate(row_sums.log())
         total = (rows_matmul(self.scale, pairs) * self.scale).sum(-1)
         log_size = 2 * largest.squeeze(-1)
         log_normalizer = total.clamp(min=0).log() + log_size
@@ -232,7 +227,7 @@ class PairSampler(RejectionSampler):
 
     def propose(self, member: Tensor) -> Tensor:
         base: Any = self.network.base.members(member)
-        first = _choose(self.cumulative, member)
+        first = pick(self.cumulative, member)
         row = self.pairs[first] if self.pairs.dim() == 2 else self.pairs[member, first]
         sums = (row * of_members(self.scale, member, 1)).cumsum(-1)
         uniform = torch.rand_like(sums[:, :1]) * sums[:, -1:]
@@ -261,12 +256,12 @@ class FiniteSampler(Sampler):
         self.points = base.points
         # log_square and masses, not log_density, which adds the masses of equal points.
         log_weights = network.log_square(base.points.unsqueeze(1)).mT + base.masses.log()  # (B, K)
-        self.cumulative = _cumulate(log_weights)
+        self.cumulative = cumulate(log_weights)
         log_normalizer = log_weights.logsumexp(-1)
         super().__init__(torch.ones_like(log_normalizer), log_normalizer)
 
     def draw(self, member: Tensor) -> Tensor:
-        return self.points[_choose(self.cumulative, member)]
+        return self.points[pick(self.cumulative, member)]
 
 
 class MixtureSampler(Sampler):
@@ -297,7 +292,7 @@ class MixtureSampler(Sampler):
             part.compare_in(dtype)
 
     def draw(self, member: Tensor) -> Tensor:
-        component = _choose(_cumulate(self.log_weights), member)
+        component = pick(cumulate(self.log_weights), member)
         if len(self.parts) == 1:
             first = 0 if len(self.log_weights) == 1 else member * self.log_weights.shape[-1]
             return self.parts[0].draw(first + component).reshape((-1, *self.event_shape))
@@ -312,6 +307,11 @@ class MixtureSampler(Sampler):
 def _batched_mixture(network: Network, draws: float) -> Sampler | None:
     base = network.base
     assert isinstance(base, BatchedMixture)
+    shared = with_shared_neurons(network)
+    if shared is not None and MixtureLaw.covers(shared):
+        sampler = NeuronSampler(shared, draws, MixtureLaw)
+        sampler.kernel = sampler.kernel if shared is network else None
+        return sampler
     apart, log_weights = network.over(base.components), torch.atleast_2d(base.log_weights())
     shape = broadcast_shapes(log_weights.shape, apart.batch_shape)
     # Any component may get all draws.
