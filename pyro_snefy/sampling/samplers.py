@@ -307,10 +307,13 @@ class MixtureSampler(Sampler):
 def _batched_mixture(network: Network, draws: float) -> Sampler | None:
     base = network.base
     assert isinstance(base, BatchedMixture)
+    # One envelope over all components needs one kernel for all members. By the inequality of Cauchy
+    # and Schwarz, at least 1/n as many proposals are accepted as with an envelope on each.
     shared = with_shared_neurons(network)
     if shared is not None and MixtureLaw.covers(shared):
         sampler = NeuronSampler(shared, draws, MixtureLaw)
-        sampler.kernel = sampler.kernel if shared is network else None
+        if shared is not network:
+            sampler.kernel = None  # of twice as many neurons
         return sampler
     apart, log_weights = network.over(base.components), torch.atleast_2d(base.log_weights())
     shape = broadcast_shapes(log_weights.shape, apart.batch_shape)
