@@ -108,9 +108,9 @@ def _wave(
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products = _products(base, weight)
-    scales: tuple[Tensor, ...] = ()
+    scales: tuple[Tensor | None, ...] = ()
     if products.exact or not _cancels(base):
-        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
+        scales = None, _root_of_largest(products.sin_sin)
     return Separable(
         _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
         lambda angle: Features(None, coefficients(angle)),

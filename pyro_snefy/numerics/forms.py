@@ -257,7 +257,11 @@ def _bundles(
     present = {p: value for p, value in enumerate(values) if value is not None}
     linked = {k for key in blocks if key[0] != key[1] for k in key if k in present}
     alone = [p for p, q in blocks if p == q and p in present and p not in linked]
-    if alone:
+    if any(blocks[p, p].dim() > 2 for p in alone):
+        # Many matrices take longer to copy than a form takes to compute.
+        for p in alone:
+            yield present[p].unsqueeze(0), blocks[p, p].unsqueeze(0), 1
+    elif alone:
         rows = torch.stack(torch.broadcast_tensors(*(present[p] for p in alone)))
         matrix = torch.stack(torch.broadcast_tensors(*(blocks[p, p] for p in alone)))
         yield rows, matrix, 1
