@@ -22,6 +22,7 @@ from ..bases import FourierBase, Gaussian, GaussianMixture
 from ..bases.base import cutoff_exp
 from ..numerics.forms import Features
 from ..numerics.hyperbolic import damped_hyperbolic
+from ..numerics.linalg import rows_matmul
 from .kernel import Separable
 from .registry import register_kernel
 
@@ -90,7 +91,7 @@ def _mixture_products(base: GaussianMixture, weight: Tensor) -> _Products:
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
     # Transforms are of the centred statistic: its mean goes to the biases, (*, n).
-    return (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
+    return rows_matmul(base.mean(weight), weight.mT)
 
 
 def _linear(base: FourierBase, weight: Tensor) -> tuple[Tensor, Tensor]:

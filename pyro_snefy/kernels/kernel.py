@@ -248,13 +248,21 @@ def in_chunks(
         function: A function from rows, with shape :math:`(*, n)`, to values, with shape
             :math:`(*)`.
         rows: The rows, with shape :math:`(*, \text{batch}, n)`.
-        batch_shape: The batch shape of what the function closes over. It is never split.
+        batch_shape: The batch shape of what the function closes over. Dimensions of it that are
+            longer than one are never split.
         count: How many rows to evaluate at a time.
     """
     free = rows.dim() - 1 - len(batch_shape)
+    own = broadcast_shapes(rows.shape[max(free, 0) : -1], batch_shape)
     if free < 1:
-        return function(rows)
-    own = broadcast_shapes(rows.shape[free:-1], batch_shape)
+        # Rows along a dimension that the batch shape has once may be split there.
+        alone = (k for k in range(-free, len(own)) if batch_shape[k] == 1 and own[k] > 1)
+        axis = max(alone, key=lambda k: own[k], default=None)
+        if axis is None or own.numel() <= count:
+            return function(rows)
+        size = max(1, count * own[axis] // own.numel())
+        pieces = rows.split(size, dim=axis + free)
+        return torch.cat([recomputed(function, piece) for piece in pieces], dim=axis)
     size = max(1, count // max(1, own.numel()))
     leading = rows.shape[:free]
     if leading.numel() <= size:

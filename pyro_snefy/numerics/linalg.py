@@ -7,6 +7,7 @@ __all__ = [
     "broadcast_shapes",
     "concatenate",
     "fold",
+    "lower_factor",
     "rows_matmul",
     "safe_log",
     "safe_logsumexp",
@@ -80,6 +81,19 @@ def unfold(products: Tensor, layout: Layout | None) -> Tensor:
     if order == tuple(range(len(order))):
         return products
     return products.permute(*order, len(order))
+
+
+def lower_factor(matrix: Tensor) -> Tensor:
+    r"""The lower triangular :math:`T` with :math:`T T^\top = A A^\top` and a positive diagonal.
+
+    :math:`A A^\top` is never formed: its condition is the square of the condition of :math:`A`.
+
+    Arguments:
+        matrix: The matrix :math:`A`, with shape :math:`(*, k, d)` and :math:`k \leq d`.
+    """
+    upper = torch.linalg.qr(matrix.mT).R
+    sign = upper.detach().diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)
+    return (upper * torch.where(sign < 0, -1.0, 1.0).to(upper.dtype)).mT
 
 
 def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
