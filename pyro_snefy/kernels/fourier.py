@@ -116,7 +116,7 @@ def _wave(
         _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
-        1.0 if products.exact else base.mass(weight).amax(),
+        0.0 if products.exact else base.mass(weight).amax(),
         takes_float32=True,
         errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
         scales=scales,

@@ -88,8 +88,9 @@ class AsinhNet(nn.Module):
         nn.init.zeros_(last_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        *hidden, last = self.layers  # a slice would be a new module
         x = x.asinh()
-        for layer in self.layers[:-1]:
+        for layer in hidden:
             x = layer(x).relu()
-        outputs: Tensor = self.layers[-1](x)
+        outputs: Tensor = last(x)
         return outputs
