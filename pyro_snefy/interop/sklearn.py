@@ -8,7 +8,7 @@ __all__ = ["DensityEstimator", "DensityRegressor"]
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +21,43 @@ from ..distributions import SNEFY
 from ..learning import conditional_snefy, fit, snefy
 
 Array = np.ndarray[Any, Any]
+Self = TypeVar("Self", bound="_Estimator")
 
 _ROWS = 1024  # contexts in one pass, to bound the memory
 
 
-class DensityRegressor(RegressorMixin, BaseEstimator):
+class _Estimator(BaseEstimator):
+    # The settings of both estimators. scikit-learn reads them off the signature.
+
+    def __init__(
+        self,
+        hidden_dim: int = 50,
+        readout_dim: int = 4,
+        max_epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | None = None,
+        validation: float = 0.1,
+        patience: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.hidden_dim = hidden_dim
+        self.readout_dim = readout_dim
+        self.max_epochs = max_epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.validation = validation
+        self.patience = patience
+        self.random_state = random_state
+
+    def _fit(self: Self, module: torch.nn.Module, *rows: Tensor) -> Self:
+        names = ("max_epochs", "batch_size", "lr", "validation", "patience")
+        settings = {name: getattr(self, name) for name in names}
+        self.history_ = fit(module, *rows, progress=False, **settings)
+        self.module_ = module
+        return self
+
+
+class DensityRegressor(RegressorMixin, _Estimator):
     r"""Regression that predicts a density of the target for each row.
 
     .. math:: p(y | x) = \frac{\mu(u)}{Z(x) \, s(x)} \left\| V(x) \sigma(W u + b) \right\|^2,
@@ -67,15 +99,9 @@ class DensityRegressor(RegressorMixin, BaseEstimator):
         patience: int | None = None,
         random_state: Any = None,
     ) -> None:
-        self.hidden_dim = hidden_dim
-        self.readout_dim = readout_dim
+        settings = max_epochs, batch_size, lr, validation, patience, random_state
+        super().__init__(hidden_dim, readout_dim, *settings)
         self.hidden_dims = hidden_dims
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.validation = validation
-        self.patience = patience
-        self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -100,10 +126,7 @@ class DensityRegressor(RegressorMixin, BaseEstimator):
                 self.readout_dim,
                 hidden_dims=self.hidden_dims,
             ).double()
-            module.initialize(target, context)
-            self.history_ = fit(module, target, context, **_settings(self))
-        self.module_ = module
-        return self
+            return self._fit(module.initialize(target, context), target, context)
 
     def _contexts(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -184,7 +207,7 @@ class DensityRegressor(RegressorMixin, BaseEstimator):
             return self._by_rows(context, lambda law: law.sample((n_samples,))).T
 
 
-class DensityEstimator(DensityMixin, BaseEstimator):
+class DensityEstimator(DensityMixin, _Estimator):
     r"""The density of rows.
 
     .. math:: p(x) = \frac{\mu(x)}{Z} \left\| V \sigma(W x + b) \right\|^2
@@ -210,26 +233,6 @@ class DensityEstimator(DensityMixin, BaseEstimator):
         (200,)
     """
 
-    def __init__(
-        self,
-        hidden_dim: int = 50,
-        readout_dim: int = 4,
-        max_epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float | None = None,
-        validation: float = 0.1,
-        patience: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.hidden_dim = hidden_dim
-        self.readout_dim = readout_dim
-        self.max_epochs = max_epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.validation = validation
-        self.patience = patience
-        self.random_state = random_state
-
     def fit(self, X: Any, y: Any = None) -> "DensityEstimator":
         r"""Fits the density of the rows.
 
@@ -240,9 +243,7 @@ class DensityEstimator(DensityMixin, BaseEstimator):
         x = torch.tensor(validate_data(self, X, dtype=np.float64, ensure_min_samples=2))
         with _seeded(self.random_state):
             module = snefy(x.shape[1], self.hidden_dim, self.readout_dim).double().initialize(x)
-            self.history_ = fit(module, x, **_settings(self))
-        self.module_ = module
-        return self
+            return self._fit(module, x)
 
     @torch.no_grad()
     def score_samples(self, X: Any) -> Array:
@@ -285,8 +286,3 @@ def _seeded(random_state: Any) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-def _settings(estimator: Any) -> dict[str, Any]:
-    names = ("max_epochs", "batch_size", "lr", "validation", "patience")
-    return {name: getattr(estimator, name) for name in names} | {"progress": False}
