@@ -528,7 +528,8 @@ def test_a_base_is_found_for_data() -> None:
     )
     assert -0.1 < (truth.log_prob(x) - module().log_prob(x)).mean() < 0.05
     names = {name for name, _ in module.named_parameters()}
-    assert {"base.logits", "base.loc", "base.raw_scale"} <= names
+    assert {"base.logits", "base.loc"} <= names
+    assert {"base.raw_scale", "base.raw_scale_tril"} & names
     other = snefy(2, 6)
     assert isinstance(other().base, Gaussian)
     other.load_state_dict(module.state_dict())

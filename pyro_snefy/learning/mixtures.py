@@ -3,6 +3,7 @@ r"""Mixtures of normal laws by expectation maximisation, and how many components
 __all__ = ["choose_base", "normal_mixture"]
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ _FLOOR = 1e-6  # of the variance of a component, as a part of the variance of th
 _SIZES = (6, 16, 48, 96)  # numbers of components to choose from
 _EVENTS = 40  # per component, at least
 _MAX_DIM = 20  # coordinates: beyond, a mixture of normal laws is no more than a cluster or two
+
+Law = TypeVar("Law", bound=Base)
 
 
 def normal_mixture(x: Tensor, count: int, full: bool = False) -> GaussianMixture:
@@ -117,8 +120,8 @@ def _applied(precision: Tensor, loc: Tensor) -> Tensor:
 def choose_base(base: Gaussian, x: Tensor, held_out: Tensor) -> Base:
     r"""A normal law, or the mixture of normal laws that other events call for.
 
-    Covariances are diagonal or full, whichever makes the other events more likely; of mixtures,
-    the smallest one decides. A larger mixture has to be more likely by more than a standard error.
+    Covariances are diagonal or full; of mixtures, the smallest one decides. A larger mixture, or
+    full covariances, have to make the other events more likely by more than a standard error.
 
     Arguments:
         base: The normal law, with a diagonal covariance, fitted to the events.
@@ -140,17 +143,19 @@ def choose_base(base: Gaussian, x: Tensor, held_out: Tensor) -> Base:
         if count * _EVENTS > len(x):
             break
         centres = _centres(x, count)
-        found = [_mixture(x, centres, full) for full in kinds]
-        likely = max(found, key=lambda law: float(law.log_density(held_out).mean()))
-        kinds = [likely.scale_tril is not None]
+        first, *others = (_mixture(x, centres, full) for full in kinds)
+        likely, values = first, first.log_density(held_out)
+        for other in others:
+            likely, values = _better(likely, values, other, held_out)
         before = best
         best, score = _better(best, score, likely, held_out)
         if best is before:
             break
+        kinds = [likely.scale_tril is not None]
     return best
 
 
-def _better(best: Base, score: Tensor, other: Base, held_out: Tensor) -> tuple[Base, Tensor]:
+def _better(best: Law, score: Tensor, other: Law, held_out: Tensor) -> tuple[Law, Tensor]:
     # The other law and its log-densities, if it is more likely by more than a standard error.
     values = other.log_density(held_out)
     gain = values - score
