@@ -194,8 +194,8 @@ class Network:
 
     def kernel(self) -> Kernel:
         """The kernel of the neurons, made of tensors in float64."""
-        base = self.latent().base.map(Tensor.double)
-        return kernel(self.activation, base, self.weight.double())
+        *_, base = self._layers()
+        return kernel(self.activation, base.map(Tensor.double), self.weight.double())
 
     def log_norms(self) -> Tensor:
         r"""The logarithms of :math:`K_{ii} = \int \sigma(w_i \cdot t + b_i)^2 \mu(dx)`, in float64.
@@ -227,10 +227,11 @@ class Network:
         # torch.autocast would take products in float32 for products in half precision.
         half = half or torch.is_autocast_enabled(bias.device.type)
         # The rounding of a gram in float32 leaves eigenvalues below zero, and no Cholesky factor.
-        wide = isinstance(form, Gram) or not neurons.takes_float32
-        if half or wide:
+        one = bias.dim() == 1
+        narrow = neurons.has_factor if one else neurons.takes_float32
+        if half or isinstance(form, Gram) or not narrow:
             bias, form = bias.double(), form.to(torch.float64)
-        elif bias.dim() == 1:
+        elif one:
             bias = bias.double()
             form = form.to(torch.float64) if form.matrix.dim() == 2 else form
         return neurons.log_normalizer(form, bias)

@@ -336,6 +336,23 @@ def test_far_events() -> None:
     assert x.grad is not None and x.grad.isfinite().all()
 
 
+def test_tails_are_the_tails_of_the_base() -> None:
+    """Bumps end: far out, the density is a multiple of a mixture of normal laws."""
+    module = autoregressive_snefy(1).double()
+    with torch.no_grad():
+        factor = module().factors(torch.zeros(1, dtype=torch.float64))
+        x = torch.tensor([-60.0, 15.0, 40.0], dtype=torch.float64)
+        found = factor.log_prob(x)
+        base = module.base()
+        scale = factor.base.scale.squeeze() * base.scale
+        loc = factor.base.loc.squeeze().expand_as(scale)
+        mixture = dist.MixtureSameFamily(
+            dist.Categorical(logits=base.logits), dist.Normal(loc, scale)
+        )
+        ratio = found - mixture.log_prob(x)
+    torch.testing.assert_close(ratio.diff(), torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
 def test_gap_inside_without_validation() -> None:
     with pyro.validation_enabled(False):
         found = rough(2)().log_prob(torch.tensor([[torch.nan, 1.0], [1.0, torch.nan]]))

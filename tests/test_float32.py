@@ -11,6 +11,7 @@ from pyro_snefy import SNEFY, bases
 from pyro_snefy.activations import (
     GELU,
     Activation,
+    Bump,
     Cos,
     Erf,
     Exp,
@@ -288,3 +289,44 @@ def test_rows_of_waves_on_other_bases(activation: Activation, readouts: bool, na
     found, expected = single.log_prob(x), double.log_prob(x.double())
     assert found.dtype == torch.float32
     assert ((found - expected).abs() <= 2e-5 * expected.abs().clamp(min=1)).all()
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["one bias", "rows of biases"])
+@pytest.mark.parametrize("base", ["Gaussian", "GaussianMixture"])
+def test_small_neurons_beside_large_ones(base: str, rows: bool) -> None:
+    """A readout of the smallest neuron alone: log Z is its own, not a ridge's."""
+    law = {
+        "Gaussian": bases.Gaussian(0.0, 1.0, event_dim=0),
+        "GaussianMixture": bases.GaussianMixture([0.0, -1.0], [0.0], [1.0, 2.0], event_dim=0),
+    }[base]
+    weight = torch.tensor([[1.0], [1e-7], [1e-12], [2.0]])
+    readout = torch.eye(4)[:, None]
+    bias = torch.zeros((4, 4) if rows else (4,))
+    single = SNEFY(weight, bias, readout, activation=Sin(), base=law)
+    found = single._network.log_normalizer()
+    expected = single._network.to(torch.float64).log_normalizer()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    # K_ii = E[sin(w t)^2], which is w^2 E[t^2] for the smallest weights.
+    second = float(law.covariance(weight).squeeze())
+    exact = torch.tensor([1e-14, 1e-24], dtype=torch.float64).log() + np.log(second)
+    torch.testing.assert_close(found[1:3], exact, rtol=0, atol=1e-6)
+
+
+def test_rows_of_bumps() -> None:
+    """A readout for each row, of bumps that overlap, of a constant, and of bumps far from all."""
+    torch.manual_seed(0)
+    base = bases.GaussianMixture([0.0, -2.0, -4.0], [0.0], [1.0, 4.0, 16.0], event_dim=0)
+    centre = torch.cat([torch.zeros(1), torch.linspace(-3, 3, 15), torch.tensor([40.0])])
+    weight = torch.full((17, 1), 2.0)
+    weight[0] = 0.0
+    readout = torch.randn(64, 4, 17)
+    readout[:17] = torch.eye(17)[:, None]
+    leaf = readout.requires_grad_()
+    single = SNEFY(weight, -weight[:, 0] * centre, leaf, activation=Bump(), base=base)
+    wide = single._network.to(torch.float64)
+    found, expected = single._network.log_normalizer(), wide.log_normalizer()
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), leaf, retain_graph=True)
+    (reference,) = torch.autograd.grad(expected.sum(), leaf)
+    scale = reference.abs().amax((-2, -1), keepdim=True)
+    torch.testing.assert_close(gradient / scale, reference / scale, rtol=0, atol=1e-4)

@@ -3,6 +3,8 @@
 import copy
 import importlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 import pyro_snefy
-from pyro_snefy import SNEFY, fit, snefy
+from pyro_snefy import SNEFY, autoregressive_snefy, fit, snefy
 from pyro_snefy.activations import Activation, Cis, Cos, Exp, ReLU, Snake, Step
 from pyro_snefy.bases import (
     Base,
@@ -526,7 +528,8 @@ def test_a_base_is_found_for_data() -> None:
     )
     assert -0.1 < (truth.log_prob(x) - module().log_prob(x)).mean() < 0.05
     names = {name for name, _ in module.named_parameters()}
-    assert {"base.logits", "base.loc", "base.raw_scale"} <= names
+    assert {"base.logits", "base.loc"} <= names
+    assert {"base.raw_scale", "base.raw_scale_tril"} & names
     other = snefy(2, 6)
     assert isinstance(other().base, Gaussian)
     other.load_state_dict(module.state_dict())
@@ -545,6 +548,46 @@ def test_a_base_is_found_for_data() -> None:
     pyro_module.initialize(x)
     pyro_module.base.loc = PyroSample(dist.Normal(base.loc.detach(), 1.0).to_event(2))
     assert "base.loc" in pyro.poutine.trace(_rows).get_trace(pyro_module, x).nodes
+
+
+def test_full_covariances_are_found_for_data() -> None:
+    """Two clusters along lines that cross; states bring their covariances with them."""
+    tril = torch.tensor([[[1.0, 0.0], [0.98, 0.2]], [[1.0, 0.0], [-0.98, 0.2]]])
+    truth = dist.MixtureSameFamily(
+        dist.Categorical(torch.ones(2)), dist.MultivariateNormal(torch.zeros(2, 2), scale_tril=tril)
+    )
+    x, test = truth.sample((4000,)), truth.sample((4000,))
+    module = snefy(2, 6).initialize(x)
+    base = module().base
+    assert isinstance(base, GaussianMixture) and base.scale_tril is not None
+    assert -0.01 < (truth.log_prob(test) - module().log_prob(test)).mean() < 0.03
+    other = snefy(2, 6)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other().log_prob(x), module().log_prob(x))
+    line = torch.randn(500, 1) + 0.01 * torch.randn(500, 3)
+    module = snefy(3, 6).initialize(line)
+    base = module().base
+    assert isinstance(base, Gaussian) and base.scale_tril is not None
+    other = snefy(3, 6)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other().log_prob(line), module().log_prob(line))
+    other.load_state_dict(snefy(3, 6).state_dict())
+    assert other().base.scale_tril is None
+
+
+@pytest.mark.parametrize("build", [snefy, autoregressive_snefy], ids=["snefy", "autoregressive"])
+def test_a_table_in_other_units(build: Callable[..., Any]) -> None:
+    """Correlated columns, each in a unit of its own: the same density up to the Jacobian."""
+    mixed = torch.tensor([[1.0, 0.9, 0.0], [0.0, 0.3, -0.5], [0.0, 0.0, 0.4]])
+    x = torch.cat([torch.randn(600, 3), torch.randn(400, 3) + 2]) @ mixed
+    units, origin = torch.tensor([1e3, 1e-4, 7.0]), torch.tensor([-5e3, 2e-4, 0.0])
+    values = []
+    for rows in (x, origin + units * x):
+        pyro.set_rng_seed(0)
+        module = build(3).initialize(rows)
+        fit(module, rows, max_epochs=4, progress=False)
+        values.append(module().log_prob(rows).mean())
+    torch.testing.assert_close(values[1] + units.log().sum(), values[0], rtol=0, atol=0.01)
 
 
 def test_first_readout_is_no_heart_learner() -> None:
@@ -579,9 +622,23 @@ def test_events_outside_the_support() -> None:
 
 
 def test_scalars_without_a_base() -> None:
+    """A standard normal law before data are seen, then a mixture where they call for one."""
     module = snefy((), 6)
     assert module().event_shape == ()
     assert module().log_prob(torch.tensor(0.3)).isfinite()
+    truth = dist.MixtureSameFamily(
+        dist.Categorical(torch.tensor([0.3, 0.7])),
+        dist.Normal(torch.tensor([-40.0, 100.0]), torch.tensor([1.0, 30.0])),
+    )
+    x, test = truth.sample((4000,)), truth.sample((20_000,))
+    base = module.initialize(x)().base
+    assert isinstance(base, GaussianMixture) and base.event_dim == 0
+    assert -0.01 < (truth.log_prob(test) - module().log_prob(test)).mean() < 0.03
+    other = snefy((), 6)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other().log_prob(x), module().log_prob(x))
+    normal = snefy((), 6).initialize(5 + torch.randn(4000))
+    assert isinstance(normal().base, Gaussian)
 
 
 @pytest.mark.parametrize("activation", [Cos, "cos"], ids=str)

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pyro
@@ -357,6 +358,34 @@ def test_chunks(activation: Activation, name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kernel_module, "_CHUNK", 64)
     monkeypatch.setattr(kernel_module, "_ROWS", 64)
     torch.testing.assert_close(evaluate(), together, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "GaussianFull", "GaussianMixture"])
+def test_chunks_of_rows_with_gaps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bends take a few rows of each pattern at a time, so that memory is bounded."""
+    joint, x = _joint(GELU(), name), torch.randn(60, 3, **DOUBLE)
+    x[torch.arange(180).reshape(60, 3) % 9 == 0] = torch.nan
+    patterns = len(x.isnan().unique(dim=0))
+
+    def evaluate() -> tuple[Tensor, Tensor]:
+        weight = joint.weight.detach().requires_grad_()
+        law = SNEFY(weight, joint.bias, joint.readout, activation=GELU(), base=joint.base)
+        log_prob = law.partially_observed().log_prob(x)
+        return log_prob.detach(), *torch.autograd.grad(log_prob.sum(), weight)
+
+    together, sizes = evaluate(), []
+    recomputed = kernel_module.recomputed
+
+    def recorded(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        sizes.append(rows.shape[:-1].numel())
+        return recomputed(function, rows)
+
+    monkeypatch.setattr(kernel_module, "recomputed", recorded)
+    monkeypatch.setattr(kernel_module, "_CHUNK", 1)
+    torch.testing.assert_close(evaluate(), together, rtol=1e-10, atol=1e-10)
+    # One row of each pattern, in at most twice as many blocks, for each component.
+    components = len(joint.base.logits) if isinstance(joint.base, GaussianMixture) else 1
+    assert len(sizes) > 1 and max(sizes) <= 2 * patterns * components
 
 
 def test_bad_arguments() -> None:

@@ -183,6 +183,56 @@ def test_conduct(activation: Activation) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["mixture", "normal law"])
+@pytest.mark.parametrize("activation", [Cos(), Snake(), Exp(0.4), Erf()], ids=str)
+def test_gaps_in_rows(activation: Activation, name: str) -> None:
+    """Rows of all patterns at once, against sums of the joint density over a line."""
+    base = _mixture() if name == "mixture" else PLANE
+    weight, bias = torch.randn(3, 2, dtype=F64), torch.randn(3, dtype=F64)
+    law = SNEFY(weight, bias, torch.randn(2, 3, dtype=F64), activation=activation, base=base)
+    x = torch.randn(6, 2, dtype=F64)
+    gaps = torch.tensor([[0, 0], [0, 1], [1, 0], [0, 1], [1, 0], [1, 1]]).bool()
+    line = torch.arange(-40, 40, 0.02, dtype=F64)
+    expected = law.log_prob(x)
+    for row, dim in ((1, 1), (2, 0), (3, 1), (4, 0)):
+        points = x[row].repeat(len(line), 1)
+        points[:, dim] = line
+        expected[row] = (law.log_prob(points).exp().sum() * 0.02).log()
+    expected[5] = 0.0
+    found = law.partially_observed().log_prob(torch.where(gaps, torch.nan, x))
+    assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("components", [1, 3])
+def test_coordinates_that_nearly_determine_each_other(components: int) -> None:
+    """Marginal and conditional laws in float32, and rows with gaps, at correlations of 1 - 5e-7.
+
+    The differences of the coordinates are 1e-3, so that float32 has four digits of them: errors of
+    white coordinates are 1e-4, and errors of exponents a few times that.
+    """
+    tril = _t([[1.0, 0.0, 0.0], [1.0, 1e-3, 0.0], [-1.0, 1e-3, 1e-3]])
+    loc = torch.randn(components, 3, dtype=F64) * 1e-3
+    base = GaussianMixture(torch.zeros(components, dtype=F64), loc, scale_tril=tril.unsqueeze(0))
+    weight, bias = torch.randn(5, 3, dtype=F64), torch.randn(5, dtype=F64)
+    readout = torch.randn(2, 5, dtype=F64)
+    wide = SNEFY(weight, bias, readout, base=base)
+    narrow = SNEFY(
+        weight.float(), bias.float(), readout.float(), base=base.map(lambda value: value.float())
+    )
+    x = (torch.randn(8, 3, dtype=F64) @ tril.mT).float()
+    rows = torch.where(torch.arange(24).reshape(8, 3) % 5 == 0, torch.nan, x)
+    pairs = [
+        (
+            law.partially_observed().log_prob(rows.to(law.weight)),
+            law.marginal([0, 2]).log_prob(x[:, [0, 2]].to(law.weight)),
+            law.conditional([1], x[:, [1]].to(law.weight)).log_prob(x[:, [0, 2]].to(law.weight)),
+        )
+        for law in (wide, narrow)
+    ]
+    for expected, found in zip(*pairs, strict=True):
+        assert_close(found.double(), expected, rtol=0, atol=5e-3)
+
+
 def test_learning() -> None:
     base = GaussianMixture(
         torch.zeros(2), torch.randn(2, 2), scale_tril=torch.eye(2).repeat(2, 1, 1)

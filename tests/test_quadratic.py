@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_snefy.numerics.hyperbolic import damped_hyperbolic
-from pyro_snefy.numerics.quadratic import quadratic
+from pyro_snefy.numerics.quadratic import quadratic, trace
 
 F64 = torch.float64
 
@@ -48,6 +48,25 @@ def test_values(rows: tuple[int, ...], matrix: tuple[int, ...]) -> None:
     assert single.dtype == F64
     wide = x.float().double()
     assert_close(single, torch.einsum("...i,...ij,...j->...", wide, a, wide), rtol=2e-6, atol=0)
+
+
+@SHAPES
+def test_sums_of_rows(rows: tuple[int, ...], matrix: tuple[int, ...]) -> None:
+    """Three rows in place of each row, and the sum of their forms."""
+    a = _matrix(*matrix)
+    x = torch.randn((*rows[:-1], 3, 4), dtype=F64)
+    for rows_, tolerance in ((x, 1e-13), (x.float(), 2e-6)):
+        leaves = [y.detach().requires_grad_() for y in (rows_, a)]
+        wide = [y.detach().double().requires_grad_() for y in (rows_, a)]
+        value = trace(*leaves)
+        expected = torch.einsum("...ki,...ij,...kj->...", wide[0], wide[1], wide[0])
+        assert_close(value, expected, rtol=tolerance, atol=tolerance)
+        weights = torch.randn(value.shape, dtype=F64)
+        found = torch.autograd.grad((weights * value).sum(), leaves)
+        exact = torch.autograd.grad((weights * expected).sum(), wide)
+        for gradient, reference in zip(found, exact, strict=True):
+            reference = reference.to(gradient.dtype)
+            assert_close(gradient, reference, rtol=20 * tolerance, atol=20 * tolerance)
 
 
 @SHAPES

@@ -14,7 +14,6 @@ __all__ = [
     "flatten_batch",
 ]
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -52,6 +51,8 @@ def flatten_batch(x: Tensor, rank: int, batch_shape: Size) -> Tensor:
 
 def as_tensors(*values: TensorLike) -> list[Tensor]:
     """Tensors from numbers or lists, with the dtype and device of the first floating tensor."""
+    if all(isinstance(x, Tensor) for x in values):
+        return list(values)  # type: ignore[arg-type]
     given = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
     dtype = given[0].dtype if given else torch.get_default_dtype()
     device = given[0].device if given else None
@@ -69,9 +70,12 @@ def as_parameters(owner: object, **given: tuple[TensorLike, str]) -> tuple[Size,
         given: The parameters by name. Each has a letter for each dimension that is not a batch
             dimension: "Kd" for :math:`(*, K, d)`. A number takes the lengths of the others.
     """
-    tensors = as_tensors(*(value for value, _ in given.values()))
+    tensors = as_tensors(*[value for value, _ in given.values()])
     ranks = [len(letters) for _, letters in given.values()]
-    most, pairs = max(ranks), list(zip(tensors, ranks, strict=True))
+    most, shape = max(ranks), tensors[0].shape
+    if min(ranks) == most <= len(shape) and all(x.shape == shape for x in tensors):
+        return shape, tensors  # as nearly always
+    pairs = list(zip(tensors, ranks, strict=True))
     try:
         shape = broadcast_shapes(*(x.shape + (1,) * (most - rank) for x, rank in pairs))
         event = shape[len(shape) - most :]
@@ -295,7 +299,8 @@ class Base(metaclass=_Brief):
             function: A function of a tensor and the number of its dimensions, from the right,
                 that are not batch dimensions.
         """
-        new = copy.copy(self)
+        new = object.__new__(type(self))  # copy.copy is slow
+        new.__dict__.update(self.__dict__)
         batches = [Size()]
         for name, value, field in self._own_tensors():
             rank = field.rank + self.event_dim if field.per_event else field.rank

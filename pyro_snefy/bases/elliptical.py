@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from ..numerics.linalg import rows_matmul, take
+from ..numerics.linalg import lower_factor, rows_matmul, take
 from .base import TensorField, TensorLike, as_parameters
 from .engines import FourierBase
 
@@ -153,23 +153,28 @@ class Elliptical(FourierBase):
             if loc.shape != scale.shape:
                 loc, scale = torch.broadcast_tensors(loc, scale)
             return {"loc": take(loc, dims), "scale": take(scale, dims)}
-        factor = torch.linalg.cholesky(self.matrix()[..., dims, :][..., dims])
+        factor = lower_factor(self.scale_tril[..., dims, :])
         return {"loc": self.loc[..., dims], "scale_tril": factor}
 
     def _coefficients(self, dims: Sequence[int]) -> Tensor | None:
         # The matrix B of the line m_2 + B (x_1 - m_1), or None for zeros.
-        if self.scale_tril is None:
-            return None
-        matrix = self.matrix()[..., dims, :]  # (*, d_1, d)
-        factor = torch.linalg.cholesky(matrix[..., dims])
-        return torch.cholesky_solve(matrix[..., self.others(dims)], factor).mT
+        return None if self.scale_tril is None else self._regression(dims)[0]
+
+    def _regression(self, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+        # B, and the lower factor of the scale matrix of x_2 given x_1, from x - m = T e, the given
+        # coordinates first.
+        assert self.scale_tril is not None
+        count = len(dims)
+        factor = lower_factor(self.scale_tril[..., [*dims, *self.others(dims)], :])
+        own, below = factor[..., :count, :count], factor[..., count:, :count]
+        slope = torch.linalg.solve_triangular(own, below, upper=False, left=False)
+        return slope, factor[..., count:, count:]
 
     def _given(self, dims: Sequence[int], values: Tensor) -> dict[str, Any]:
         # Location and scale of the other coordinates, given some, where e is normal.
-        others, coefficients = self.others(dims), self._coefficients(dims)
-        if coefficients is None:
+        others = self.others(dims)
+        if self.scale_tril is None:
             return self._some(others)
-        matrix = self.matrix()[..., others, :]
-        matrix = matrix[..., others] - matrix[..., dims] @ coefficients.mT
-        loc = self.loc[..., others] + rows_matmul(values - self.loc[..., dims], coefficients.mT)
-        return {"loc": loc, "scale_tril": torch.linalg.cholesky(matrix)}
+        slope, factor = self._regression(dims)
+        loc = self.loc[..., others] + rows_matmul(values - self.loc[..., dims], slope.mT)
+        return {"loc": loc, "scale_tril": factor}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..numerics.linalg import lower_factor, rows_matmul
 from .base import Partial, TensorLike, cutoff_exp
 from .elliptical import Elliptical
 from .engines import LaplaceBase, Pairs
@@ -131,25 +132,36 @@ class Gaussian(Elliptical, LaplaceBase):
             base = Gaussian(self.loc * hidden, self._vector_scale() * hidden, validate_args=False)
             log_density = torch.where(observed, log_prob, 0.0).sum(-1)
             return Partial(base, torch.where(observed, x, 0.0), None, log_density)
-        # Masks in place of slices, so that all patterns have one size. In matrices of observed
-        # coordinates, rows and columns that are not observed are replaced by the identity.
-        known = observed.to(x.dtype)  # (K, 1, d)
+        # x - m = T e with a lower triangular T, observed coordinates first: they determine their
+        # own e, and the other e stay standard normal. Masks in place of slices give all patterns
+        # one size. Matrices have the shape (K, *, d, d), rows (K, R, *, d).
+        axis = -2 - len(self.batch_shape)  # of R
+        hidden = (~observed).squeeze(axis)
+        hidden, order = hidden.to(x.dtype).sort(dim=-1, stable=True)
+        place = order.argsort(-1).unsqueeze(-1)
+        triangle = lower_factor(
+            torch.take_along_dim(self.scale_tril.unsqueeze(0), order.unsqueeze(-1), -2)
+        )
+        factor = torch.take_along_dim(triangle, place, -2)  # its rows in the order of coordinates
         eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        both = known.mT * known  # (K, d, d)
-        covariance = self.covariance(x)
-        factor = torch.linalg.cholesky(both * covariance + torch.diag_embed(1 - known[..., 0, :]))
-        offset = torch.where(observed, x - self.loc, 0.0)  # (K, R, d)
-        solved = torch.cholesky_solve(offset.mT, factor).mT
-        mean = torch.where(observed, x, self.loc + solved @ covariance)
-        reduction = torch.cholesky_solve(known.mT * covariance, factor)
-        unknown = (1 - known).mT * (1 - known)
-        left = unknown * (covariance - (covariance * known) @ reduction)
-        spread = torch.linalg.cholesky(left + both * eye) * (1 - known).mT
-        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # (K,)
-        square = (offset * solved).sum(-1) + known.sum(-1) * math.log(2 * math.pi)
-        zeros = torch.zeros_like(self.loc)
-        base = Gaussian(zeros, scale_tril=spread.unsqueeze(-3), validate_args=False)
-        return Partial(base, mean, None, -square / 2 - log_det.unsqueeze(-1))
+        own = torch.where(hidden.unsqueeze(-1) > 0, eye, triangle)
+        inverse = torch.linalg.solve_triangular(own, eye, upper=False)
+        inverse = torch.take_along_dim(inverse, place.mT, -1)
+        known = (1 - hidden).unsqueeze(-1) * inverse  # from x - m to the e of what is observed
+        known, factor = known.unsqueeze(axis - 1), factor.unsqueeze(axis - 1)
+        hidden = hidden.unsqueeze(axis)
+        offset = torch.where(observed, x - self.loc, 0.0)
+        noise = rows_matmul(offset, known.mT)
+        mean = torch.where(observed, x, self.loc + rows_matmul(noise, factor.mT))
+        log_det = (own.diagonal(dim1=-2, dim2=-1).log()).sum(-1).unsqueeze(axis + 1)
+        count = observed.sum(-1).to(x.dtype)
+        log_density = -(noise.square().sum(-1) / 2 + count * LOG_ROOT) - log_det
+        left = Gaussian(
+            torch.zeros_like(self.loc),
+            scale_tril=factor * hidden.unsqueeze(-2),
+            validate_args=False,
+        )
+        return Partial(left, mean, None, log_density)
 
     def _split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         # W C Wᵀ and (|w_i|^2 + |w_j|^2) / 2 in the metric of C; |w_i ± w_j|^2 / 2 is the second

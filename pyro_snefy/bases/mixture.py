@@ -362,12 +362,16 @@ class GaussianMixture(BatchedMixture):
     def partial(self, x: Tensor, observed: Tensor) -> Partial | None:
         if not self.event_dim:
             return super().partial(x, observed)
-        if self.scale_tril is not None:
-            return None
         inner = self.gaussians.partial(x.unsqueeze(-2), observed.unsqueeze(-2))
         assert inner is not None and isinstance(inner.base, Gaussian)
         logits = self.log_weights() + inner.log_density  # (K, R, components)
-        base = _mixed(logits, inner.base)
+        gaussians = inner.base
+        if self.scale_tril is not None:
+            # What is observed moves the means of the rest, in each component by its own line.
+            loc = torch.where(observed.unsqueeze(-2), 0.0, inner.statistic)
+            tril = gaussians.scale_tril
+            gaussians = Gaussian(loc, scale_tril=tril, validate_args=False)
+        base = _mixed(logits, gaussians)
         return Partial(base, torch.where(observed, x, 0.0), None, logits.logsumexp(-1))
 
     def regression(self, dims: Sequence[int], like: Tensor) -> Tensor | None:

@@ -186,7 +186,7 @@ class Standardized(Pushforward):
         return self.base.weight_constraint(activation)
 
     def example(self, like: Tensor) -> Tensor:
-        return self.loc
+        return self.loc.detach()  # what stands for other events passes no gradient on
 
     def statistic(self, x: Tensor) -> Tensor:
         return self.base.statistic(self.to_latent(x))

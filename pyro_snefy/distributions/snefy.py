@@ -117,8 +117,8 @@ class SNEFY(TorchDistribution):
             base = Gaussian(zeros, torch.ones_like(zeros), validate_args=False)
         self.weight, self.bias, self.readout, self.gram = weight, bias, readout, gram
         self.activation, self.base = activation, base
-        batch_shape = check_shapes(self._arguments, base)
-        check_types(self._arguments, activation, base)
+        batch_shape = check_shapes(tensors, base)
+        check_types(tensors, activation, base)
         check_closed_form(activation, base, bias is not None)
         self._network = Network.build(activation, base, weight, bias, readout, gram)
         # The checks of torch do not know of constraints that depend on activation and base.
@@ -127,7 +127,7 @@ class SNEFY(TorchDistribution):
         self._validate_args = validate
         if validate:
             check_finite(activation, base, 0, "the normalising constant Z")
-            check_values(self._arguments, base.weight_constraint(activation), base)
+            check_values(tensors, base.weight_constraint(activation), base)
 
     def __repr__(self) -> str:
         tensors = [(name, x) for name, x in self._arguments.items() if x is not None]

@@ -20,6 +20,7 @@ __all__ = [
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from ..constraints import is_real
 from ..kernels import Kernel, Pairwise
 from ..network import Network
 from ..numerics.forms import Form, Readout
-from ..numerics.linalg import all_finite, broadcast_shapes
+from ..numerics.linalg import broadcast_shapes
 
 _SHAPES = {"weight": "(*, n, D)", "bias": "(*, n)", "readout": "(*, m, n)", "gram": "(*, n, n)"}
 
@@ -42,19 +43,24 @@ def check_shapes(arguments: Mapping[str, Tensor | None], base: Base) -> Size:
     assert weight is not None
     n = weight.shape[-2]
     batches = {"base": base.batch_shape}
+    ends: dict[str, tuple[int, ...]] = {
+        "weight": (n, base.num_statistics),
+        "bias": (n,),
+        "readout": (n,),  # and any number of rows
+        "gram": (n, n),
+    }
     for name, value in arguments.items():
         if value is None:
             continue
-        ends = {"weight": (n, base.num_statistics), "bias": (n,), "gram": (n, n)}
-        # A readout has any number of rows.
-        end = ends.get(name, (value.shape[-2] if value.dim() > 1 else -1, n))
-        if value.dim() < len(end) or tuple(value.shape[value.dim() - len(end) :]) != end:
+        end, shape = ends[name], value.shape
+        rank = 1 if name == "bias" else 2
+        if len(shape) < rank or shape[len(shape) - len(end) :] != end:
             sizes = f"n={n} of weight and D={base.num_statistics} of {base}"
             raise ValueError(
                 f"SNEFY: expected {name} with shape {_SHAPES[name]}, where {sizes}, "
-                f"got {tuple(value.shape)}."
+                f"got {tuple(shape)}."
             )
-        batches[name] = value.shape[: value.dim() - len(end)]
+        batches[name] = shape[: len(shape) - rank]
     try:
         return broadcast_shapes(*batches.values())
     except RuntimeError:
@@ -73,10 +79,11 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
     assert weight is not None
     if not weight.is_floating_point():
         raise ValueError(f"SNEFY: expected a real floating point weight, got {weight.dtype}.")
-    tensors = [(name, value) for name, value in arguments.items() if value is not None]
-    tensors += [(f"base.{name}", value) for name, value in base.tensors()]
-    for name, value in tensors:
+    own = ((name, value) for name, value in arguments.items() if value is not None)
+    for name, value in chain(own, ((f"base.{name}", value) for name, value in base.tensors())):
         dtype = value.dtype
+        if dtype == weight.dtype and value.device == weight.device:
+            continue
         if value.is_complex() and name in ("readout", "gram"):
             if not activation.is_complex:
                 raise ValueError(
@@ -91,22 +98,25 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
             )
 
 
+@torch.no_grad()
 def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: Base) -> None:
     """Checks that arguments are finite, no form is zero, and the weight suits the base."""
-    # Two reductions, of all vectors and of each matrix, see every value that is not finite.
-    vectors = [x.reshape(-1) for x in (arguments["weight"], arguments["bias"]) if x is not None]
     name = "readout" if arguments["gram"] is None else "gram"
     matrix = arguments[name]
     assert matrix is not None
     if not (matrix.shape[-1] and matrix.shape[-2]):
         raise ValueError(f"SNEFY: expected a {name} that is not empty, got {tuple(matrix.shape)}.")
-    # A matrix that is zero has the logarithm -inf.
-    log_sizes = matrix.abs().amax((-2, -1)).log().reshape(-1)
-    if not all_finite(torch.cat([torch.cat(vectors).abs().amax(0, keepdim=True), log_sizes])):
+    # A sum is finite if all terms are, and the logarithm of zero is not. Where rounding makes it
+    # infinite, a closer look decides.
+    total = torch.linalg.vector_norm(matrix, dim=(-2, -1)).log().sum()
+    for value in (arguments["weight"], arguments["bias"]):
+        total = total if value is None else total + value.sum()
+    if not math.isfinite(total):
         for other, value in arguments.items():
             if value is not None and not value.isfinite().all():
                 raise ValueError(f"SNEFY: expected a finite {other}, got {value}.")
-        raise ValueError(f"SNEFY: expected a {name} that is not zero, got {matrix}.")
+        if not matrix.any(-1).any(-1).all():
+            raise ValueError(f"SNEFY: expected a {name} that is not zero, got {matrix}.")
     weight = arguments["weight"]
     if not (is_real(constraint) or constraint.check(weight).all()):
         raise ValueError(
@@ -140,7 +150,7 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
     Neurons that cancel each other leave a rounding error of either sign in place of zero. The
     argument to blame is named in the message.
     """
-    valid = all_finite(log_normalizer)
+    valid = math.isfinite(log_normalizer.sum())
     # A batch of weights or readouts would need a kernel each: too much for a check.
     one = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one and not network.base.batch_shape:
@@ -150,7 +160,7 @@ def check_normalizer(log_normalizer: Tensor, network: Network, neurons: Kernel, 
         noise = 4 * network.width * torch.finfo(torch.float64).eps
         log_norm = _log_norms(network, neurons, bias)
         bound = (_log_diagonal(network.form) + log_norm).logsumexp(-1)
-        valid = valid & (log_normalizer.min() - bound > math.log(noise))
+        valid = valid and bool(log_normalizer.min() - bound > math.log(noise))
     if not valid:
         raise ValueError(
             f"SNEFY: expected a {name} with a positive and finite normalising constant Z, got "

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
 from ..bases import Discrete, GaussianMixture, Mixture
 from ..bases.mixture import MixtureBase
-from ..numerics.forms import Features, Form
+from ..numerics.forms import Form
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
 from .kernel import Kernel, Pairwise, Separable
 from .registry import kernel, register_kernel
@@ -49,34 +49,39 @@ class Mixed(Kernel):
 
     Arguments:
         components: The kernels :math:`K_k`, with the components in their last batch dimension.
-        log_weights: The logarithms :math:`\log \pi_k`, with shape :math:`(*, K)`.
-        whole: A function that builds the kernel of the mixture as a whole.
+        logits: The logarithms :math:`\log \pi_k`, up to a constant, with shape :math:`(*, K)`.
+        whole: A function that builds the kernel of the mixture as a whole, from this one.
     """
 
     def __init__(
-        self, components: Kernel, log_weights: Tensor, whole: Callable[[], Kernel]
+        self, components: Kernel, logits: Tensor, whole: Callable[["Mixed"], Kernel]
     ) -> None:
-        self.components, self.log_weights, self.whole = components, log_weights, whole
+        self.components, self.logits, self.whole = components, logits, whole
         self.takes_float32 = components.takes_float32
+        self.has_factor = components.has_factor and logits.dim() == 1
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
-        if self.log_weights.dim() > 1:
+        if self.logits.dim() > 1:
             values = self.components.log_normalizer(form.unsqueeze(), bias.unsqueeze(-2))
-            return safe_logsumexp(self.log_weights + values)
+            return safe_logsumexp(self.logits.log_softmax(-1) + values)
         if bias.dim() > 1:
-            return self.whole().log_normalizer(form, bias)
-        log_scale, matrix = self.matrix(bias)
-        return form.log_trace(Features(log_scale, (None,)), {(0, 0): matrix})
+            return self.whole(self).log_normalizer(form, bias)
+        return self._log_normalizer_of_one(form, bias, 0.0)
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, matrices = self.components.matrix(bias.unsqueeze(-2))
-        weights = self.log_weights.exp()[..., None, None]
+        weights = self.logits.softmax(-1).unsqueeze(-2)  # (*, 1, K)
         if log_scale is None:
-            return None, (weights * matrices).sum(-3)
+            return None, _weighted_sum(weights, matrices)
         largest = log_scale.amax(-2)  # over components
         factor = (log_scale - largest.unsqueeze(-2)).exp()
         matrices = factor.unsqueeze(-1) * matrices * factor.unsqueeze(-2)
-        return largest, (weights * matrices).sum(-3)
+        return largest, _weighted_sum(weights, matrices)
+
+
+def _weighted_sum(weights: Tensor, matrices: Tensor) -> Tensor:
+    # One matrix product of weights (*, 1, K) and matrices (*, K, n, n).
+    return (weights @ matrices.flatten(-2)).unflatten(-1, matrices.shape[-2:]).squeeze(-3)
 
 
 def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Kernel:
@@ -85,14 +90,14 @@ def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Ten
     apart = weight if weight.dim() == 2 else weight.unsqueeze(-3)
     components = kernel(activation, base.gaussians, apart)
 
-    def whole() -> Kernel:
-        if isinstance(components, Separable):
+    def whole(mixed: Mixed) -> Kernel:
+        # Not a closure over the kernel: a cycle would keep its tensors until they are collected.
+        if isinstance(mixed.components, Separable):
             return kernel(activation, base, weight, MixtureBase)
         batch_shape = broadcast_shapes(weight.shape[:-2], base.batch_shape)
         return Pairwise(lambda bias: mixed.matrix(bias)[1], batch_shape)
 
-    mixed = Mixed(components, base.log_weights(), whole)
-    return mixed
+    return Mixed(components, base.logits, whole)
 
 
 _FOURIER = (Cis, Cos, Identity, Sin, Snake)

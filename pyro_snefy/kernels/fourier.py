@@ -22,6 +22,7 @@ from ..bases import FourierBase, Gaussian, GaussianMixture
 from ..bases.base import cutoff_exp
 from ..numerics.forms import Features
 from ..numerics.hyperbolic import damped_hyperbolic
+from ..numerics.linalg import rows_matmul
 from .kernel import Separable
 from .registry import register_kernel
 
@@ -90,7 +91,7 @@ def _mixture_products(base: GaussianMixture, weight: Tensor) -> _Products:
 
 def _shift(base: FourierBase, weight: Tensor) -> Tensor:
     # Transforms are of the centred statistic: its mean goes to the biases, (*, n).
-    return (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
+    return rows_matmul(base.mean(weight), weight.mT)
 
 
 def _linear(base: FourierBase, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,14 +109,14 @@ def _wave(
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products = _products(base, weight)
-    scales: tuple[Tensor, ...] = ()
+    scales: tuple[Tensor | None, ...] = ()
     if products.exact or not _cancels(base):
-        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
+        scales = None, _root_of_largest(products.sin_sin)
     return Separable(
         _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
         lambda angle: Features(None, coefficients(angle)),
         _shift(base, weight),
-        1.0 if products.exact else base.mass(weight).amax(),
+        0.0 if products.exact else base.mass(weight).amax(),
         takes_float32=True,
         errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
         scales=scales,

@@ -102,3 +102,28 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
         )
 
     return Pairwise(evaluate, covariance.shape[:-2], shift)
+
+
+@register_kernel(Bump, Gaussian)
+def _bump(activation: Bump, base: Gaussian, weight: Tensor) -> Kernel:
+    r"""On a line, with :math:`w` in units of the base and means :math:`m` of preactivations,
+
+    .. math:: K_{ij} = \frac{1}{\sqrt{d_{ij}}} \exp\left(
+        -\frac{m_i^2 + m_j^2 + (m_i w_j - m_j w_i)^2}{2 d_{ij}} \right), \quad
+        d_{ij} = 1 + w_i^2 + w_j^2.
+    """
+    if base.num_statistics > 1:
+        return _gaussian(activation, base, weight)
+    white = base.whiten(weight)  # (*, n, 1)
+    square = white * white
+    det = square + square.mT + 1.0
+    factor, halves = det.rsqrt(), -2.0 * det
+    shift = (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
+
+    def evaluate(mean: Tensor) -> Tensor:
+        column = mean.unsqueeze(-1)
+        crossed, own = column * white.mT, column * column
+        apart = crossed - crossed.mT
+        return factor * (torch.addcmul(own + own.mT, apart, apart) / halves).exp()
+
+    return Pairwise(evaluate, det.shape[:-2], shift, has_factor=True)

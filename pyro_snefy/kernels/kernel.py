@@ -2,6 +2,7 @@ r"""Kernels of neurons, and the one primitive: the normaliser for a batch of bia
 
 __all__ = ["Kernel", "Pairwise", "Separable", "in_chunks"]
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +17,8 @@ _CHUNK = 2**20
 # Entries of features that are held at once when all rows share their matrices.
 _ROWS = 2**18
 _NO_BATCH = Size()
+# Stands for zero where numbers are divided by the largest of them.
+_LEAST = 1e-300
 
 
 class Kernel:
@@ -38,6 +41,9 @@ class Kernel:
     """
 
     takes_float32: bool = False  # whether rows of biases may be in float32
+    # Whether the matrix of one bias has a Cholesky factor in spite of rounding, so that a readout
+    # for each row may be in float32.
+    has_factor: bool = False
     shift: Tensor | None = None  # what is added to the biases before anything else
 
     def _shifted(self, bias: Tensor) -> Tensor:
@@ -54,6 +60,17 @@ class Kernel:
             The values, with shape :math:`(*)`.
         """
         raise NotImplementedError
+
+    def _log_normalizer_of_one(self, form: Form, bias: Tensor, unit: float) -> Tensor:
+        # One bias has one matrix, however many forms there are.
+        log_scale, matrix = self.matrix(bias)
+        features = Features(log_scale, (None,))
+        if form.matrix.dtype == torch.float64:
+            return form.log_trace(features, {(0, 0): matrix}, unit)
+        # Entries of at most one have squares and gradients in the range of float32.
+        largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=_LEAST)
+        block = matrix / largest[..., None, None]
+        return form.log_trace(features, {(0, 0): block}, unit) + largest.log()
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         r"""The matrix itself, :math:`K_{ij} = e^{\ell_i + \ell_j} C_{ij}`.
@@ -100,11 +117,12 @@ class Separable(Kernel):
         features: A function from shifted biases to :math:`\ell`, :math:`\phi` and :math:`\rho`, the
             :class:`~pyro_snefy.numerics.forms.Features`.
         shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
-        unit: The blocks have absolute errors of at most eps times this number.
+        unit: The blocks have errors of at most eps times this number, beside errors relative to
+            their diagonals. Zero, as a float, says that there are no other errors.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, so that blocks over
-            :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
+        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, or None for one, so
+            that blocks over :math:`s_p s_q` have these errors. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -123,29 +141,21 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
-        scales: Sequence[Tensor] = (),
+        scales: Sequence[Tensor | None] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
         self.shift = shift
-        self.takes_float32 = takes_float32
-        self.unit = unit
+        self.takes_float32 = self.has_factor = takes_float32
+        self.unit, self.exact = unit, isinstance(unit, float) and not unit
         self.errors = errors
         self.scales = scales
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
-            # One bias has one matrix, however many forms there are.
-            log_scale, matrix = self.matrix(bias)
-            largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1)
-            largest = torch.where(largest > 0, largest, 1.0)
-            block = matrix / largest[..., None, None]
-            return form.log_trace(Features(log_scale, (None,)), {(0, 0): block}) + largest.log()
+            return self._log_normalizer_of_one(form, bias, 0.0 if self.exact else 1.0)
         bias = self._shifted(bias)
-        blocks: Blocks = self.blocks
-        if self.scales:
-            scales = [scale.unsqueeze(-1) for scale in self.scales]
-            blocks = {(p, q): block / (scales[p] * scales[q]) for (p, q), block in blocks.items()}
+        blocks = {key: self._unscaled(key, block) for key, block in self.blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
@@ -154,11 +164,16 @@ class Separable(Kernel):
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
+    def _unscaled(self, key: tuple[int, int], block: Tensor) -> Tensor:
+        scales = [self.scales[p] for p in key] if self.scales else []
+        present = [scale.unsqueeze(-1) for scale in scales if scale is not None]
+        return block / math.prod(present[1:], start=present[0]) if present else block
+
     def _scaled(self, features: Features) -> Features:
         if not self.scales:
             return features
         pairs = zip(features.values, self.scales, strict=True)
-        values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
+        values = (x if x is None or s is None else x * s.to(x.dtype) for x, s in pairs)
         return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -205,6 +220,8 @@ class Pairwise(Kernel):
             :math:`(*, n, n)`.
         batch_shape: The batch shape of what the function closes over, such as that of weights.
         shift: What is added to the biases before, with shape :math:`(*, n)`, or None for zeros.
+        has_factor: Whether errors are relative to the diagonal, :math:`\sqrt{K_{ii} K_{jj}}`, so
+            that a matrix has a Cholesky factor in spite of them.
 
     Example:
         >>> products = Pairwise(lambda bias: bias.unsqueeze(-1) * bias.unsqueeze(-2))
@@ -218,12 +235,17 @@ class Pairwise(Kernel):
         evaluate: Callable[[Tensor], Tensor],
         batch_shape: Size = _NO_BATCH,
         shift: Tensor | None = None,
+        has_factor: bool = False,
     ) -> None:
         self.evaluate = evaluate
         self.batch_shape = batch_shape
         self.shift = shift
+        self.has_factor = has_factor
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
+        if bias.dim() == 1:
+            return self._log_normalizer_of_one(form, bias, 0.0)
+
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(Features(None, (None,)), {(0, 0): self.evaluate(rows)})
 
@@ -244,13 +266,21 @@ def in_chunks(
         function: A function from rows, with shape :math:`(*, n)`, to values, with shape
             :math:`(*)`.
         rows: The rows, with shape :math:`(*, \text{batch}, n)`.
-        batch_shape: The batch shape of what the function closes over. It is never split.
+        batch_shape: The batch shape of what the function closes over. Dimensions of it that are
+            longer than one are never split.
         count: How many rows to evaluate at a time.
     """
     free = rows.dim() - 1 - len(batch_shape)
+    own = broadcast_shapes(rows.shape[max(free, 0) : -1], batch_shape)
     if free < 1:
-        return function(rows)
-    own = broadcast_shapes(rows.shape[free:-1], batch_shape)
+        # Rows along a dimension that the batch shape has once may be split there.
+        alone = (k for k in range(-free, len(own)) if batch_shape[k] == 1 and own[k] > 1)
+        axis = max(alone, key=lambda k: own[k], default=None)
+        if axis is None or own.numel() <= count:
+            return function(rows)
+        size = max(1, count * own[axis] // own.numel())
+        pieces = rows.split(size, dim=axis + free)
+        return torch.cat([recomputed(function, piece) for piece in pieces], dim=axis)
     size = max(1, count // max(1, own.numel()))
     leading = rows.shape[:free]
     if leading.numel() <= size:

@@ -14,12 +14,12 @@ from pyro.nn import AutoRegressiveNN, ConditionalAutoRegressiveNN
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ..activations import Cos
+from ..activations import Bump
 from ..bases import Gaussian, Standardized
 from ..distributions.atoms import WithAtoms
 from ..distributions.autoregressive import Autoregressive
 from ..distributions.snefy import SNEFY
-from .defaults import heavy_tailed, wave_basis
+from .defaults import bump_basis, heavy_tailed
 from .heads import LocationScale, Parameters, ReadoutHead
 from .initialization import checked_events, complete_rows, robust_location_scale, spread
 from .parameters import BaseModule, as_base, check_sizes
@@ -42,14 +42,15 @@ class AutoregressiveSNEFY(nn.Module):
     r"""A law of vectors, one coordinate after the other, each a squared neural family.
 
     .. math:: p(x | c) = \prod_{k=1}^d p(x_k | x_1, \dots, x_{k-1}, c), \qquad
-        p(x_k | \cdot) = \frac{\mu_k(u_k)}{Z_k s_k} \left\| V_k \cos(W u_k + b) \right\|^2, \quad
+        p(x_k | \cdot) = \frac{\mu_k(u_k)}{Z_k s_k} \left\| V_k \sigma(W u_k + b) \right\|^2, \quad
         u_k = \frac{z_k - l_k}{s_k}
 
-    One masked network (MADE, Germain et al., arXiv:1502.03509) emits the readout :math:`V_k`, the
-    location :math:`l_k` and the scale :math:`s_k` of all factors, from :math:`z_1, \dots, z_{k-1}`
-    and the context. Here :math:`z = L^{-1} (x - m)` with a lower triangular matrix :math:`L`, so
-    that :math:`z_k` depends on :math:`x_1, \dots, x_k` alone. The module is registered as a
-    :class:`pyro.distributions.ConditionalDistribution`.
+    The neurons are a constant and bumps :math:`\sigma(t) = e^{-t^2 / 2}` along a line, the same for
+    all factors. One masked network (MADE, Germain et al., arXiv:1502.03509) emits the readout
+    :math:`V_k`, the location :math:`l_k` and the scale :math:`s_k` of all factors, from
+    :math:`z_1, \dots, z_{k-1}` and the context. Here :math:`z = L^{-1} (x - m)` with a lower
+    triangular matrix :math:`L`, so that :math:`z_k` depends on :math:`x_1, \dots, x_k` alone. The
+    module is registered as a :class:`pyro.distributions.ConditionalDistribution`.
 
     A column may have atoms :math:`a_j`, which :meth:`initialize` finds in the data. Its factor is
     then a mixture, whose weights come from the network, too:
@@ -59,13 +60,12 @@ class AutoregressiveSNEFY(nn.Module):
     Arguments:
         dim: The number :math:`d` of coordinates.
         context_dim: The length of a context, 0 for none.
-        hidden_dim: The number :math:`n` of neurons: waves of many frequencies, which stay as they
-            are.
+        hidden_dim: The number :math:`n` of neurons, which stay as they are.
         readout_dim: The number of rows of each readout.
         hidden_dims: The sizes of the hidden layers of the masked network, each at least ``dim``.
 
     Example:
-        >>> model = AutoregressiveSNEFY(3, 0, 13, 2, [16])
+        >>> model = AutoregressiveSNEFY(3, 0, 16, 2, [16])
         >>> model().event_shape
         torch.Size([3])
     """
@@ -131,7 +131,7 @@ class AutoregressiveSNEFY(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws new parameters."""
-        weight, bias = wave_basis(self.weight)
+        weight, bias = bump_basis(self.weight)
         self.weight.copy_(weight)
         self.bias.copy_(bias)
         # Near the base itself: the first neuron is constant.
@@ -284,7 +284,7 @@ class AutoregressiveSNEFY(nn.Module):
         size = self.scale_tril.diagonal()[dims]
         loc, scale = before + size * parameters.loc, size * parameters.scale
         base = Standardized(self.base(), loc, scale, validate_args=False)
-        family = SNEFY(self.weight, self.bias, parameters.readout, activation=Cos(), base=base)
+        family = SNEFY(self.weight, self.bias, parameters.readout, activation=Bump(), base=base)
         if not self.atoms.shape[-1]:
             return family
         atoms = before.unsqueeze(-1) + size.unsqueeze(-1) * self.atoms[dims]
@@ -396,7 +396,7 @@ def _check(
 def autoregressive_snefy(
     dim: int,
     context_dim: int = 0,
-    hidden_dim: int = 13,
+    hidden_dim: int = 16,
     readout_dim: int = 2,
     hidden_dims: Sequence[int] = (256, 256),
 ) -> AutoregressiveSNEFY:
@@ -413,7 +413,7 @@ def autoregressive_snefy(
     Arguments:
         dim: The number :math:`d` of coordinates.
         context_dim: The length of a context, 0 for none.
-        hidden_dim: The number of neurons of each factor: a constant, and pairs of waves.
+        hidden_dim: The number of neurons of each factor: a constant, and bumps.
         readout_dim: The number of rows of each readout.
         hidden_dims: The sizes of the hidden layers of the masked network, each at least ``dim``.
 

@@ -235,7 +235,9 @@ class ConditionalSNEFY(FamilyModule):
         else:
             base, weight, bias = to_data_units(base, weight, bias, self.loc, self.scale)
         family = SNEFY(weight, bias, parameters.readout, activation=self.activation, base=base)
-        return family.expand(context.shape[:-1])  # heads may leave every parameter as it is
+        shape = context.shape[:-1]
+        # Heads may leave every parameter as it is.
+        return family if family.batch_shape == shape else family.expand(shape)
 
     def extra_repr(self) -> str:
         m, n = self.readout.shape

@@ -1,8 +1,7 @@
-r"""What default likelihoods are made of: a base with heavy tails, a basis of waves, a network."""
+r"""What default likelihoods are made of: a base with heavy tails, a basis of bumps, a network."""
 
-__all__ = ["AsinhNet", "bump_basis", "heavy_tailed", "wave_basis"]
+__all__ = ["AsinhNet", "bump_basis", "heavy_tailed"]
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -21,31 +20,6 @@ def heavy_tailed(base: Base) -> GaussianMixture:
     loc = torch.zeros((1, *base.event_shape))
     scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
     return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)
-
-
-# The least and the largest frequency of a basis of waves, in radians per unit of scale.
-_FREQUENCIES = 0.5, 8.0
-
-
-def wave_basis(like: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Weights and biases of the waves :math:`1, \cos(w_1 \cdot u), \sin(w_1 \cdot u), \ldots`
-
-    Frequencies are in a geometric series, in random directions.
-
-    Arguments:
-        like: A tensor with the shape, the dtype and the device of the weights, :math:`(n, D)`.
-    """
-    n, d = like.shape
-    low, high = map(math.log, _FREQUENCIES)
-    count = max(n // 2, 1)
-    frequency = torch.linspace(low, high, count, dtype=like.dtype, device=like.device).exp()
-    direction = torch.randn((len(frequency), d), dtype=like.dtype, device=like.device)
-    direction = direction.sign() if d == 1 else nn.functional.normalize(direction, dim=-1)
-    pairs = (frequency.unsqueeze(-1) * direction).repeat_interleave(2, dim=0)
-    weight = torch.cat([torch.zeros_like(like[:1]), pairs])[:n]
-    phase = torch.arange(n, device=like.device).remainder(2) - 1  # -1 for sines
-    phase[0] = 0
-    return weight, phase * (math.pi / 2)
 
 
 # Of the bumps of a basis: their weight, whose inverse is their width, and the outermost centre.
@@ -88,8 +62,9 @@ class AsinhNet(nn.Module):
         nn.init.zeros_(last_bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        *hidden, last = self.layers  # a slice would be a new module
         x = x.asinh()
-        for layer in self.layers[:-1]:
+        for layer in hidden:
             x = layer(x).relu()
-        outputs: Tensor = self.layers[-1](x)
+        outputs: Tensor = last(x)
         return outputs

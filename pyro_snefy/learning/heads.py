@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, addcmul
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
@@ -154,9 +154,8 @@ class LocationScale(Head):
         )
         # One where the output is zero: a fresh network leaves the scale as it is.
         stretch = self.floor + softplus(raw + math.log(math.expm1(1 - self.floor)))
-        return parameters._replace(
-            loc=parameters.loc + parameters.scale * shift, scale=parameters.scale * stretch
-        )
+        loc, scale = parameters.loc, parameters.scale
+        return parameters._replace(loc=addcmul(loc, scale, shift), scale=scale * stretch)
 
 
 @dataclass(frozen=True)

@@ -202,16 +202,10 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
         return _concentric(base, x)
     x = subsample(x)
     count = max(base.logits.shape[-1], *base.gaussians.batch_shape[-1:])
-    found = normal_mixture(x if base.event_dim else x.unsqueeze(-1), count)
-    assert found.scale is not None
-    loc, scale = (y if base.event_dim else y.squeeze(-1) for y in (found.loc, found.scale))
-    logits, loc = _shaped(found.logits, base.logits), _shaped(loc, base.loc)
-    if base.scale_tril is not None:
-        tril = _shaped(torch.diag_embed(scale), base.scale_tril)
-        return GaussianMixture(logits, loc, scale_tril=tril, validate_args=False)
-    assert base.scale is not None
-    scale = _shaped(scale, base.scale)
-    return GaussianMixture(logits, loc, scale, event_dim=base.event_dim, validate_args=False)
+    found = normal_mixture(x, count, full=base.scale_tril is not None)
+    tensors = zip(found.tensors(), base.tensors(), strict=True)
+    fitted = iter([_shaped(value, like) for (_, value), (_, like) in tensors])
+    return base.map(lambda _: next(fitted))
 
 
 def _concentric(base: GaussianMixture, x: Tensor) -> GaussianMixture:

@@ -126,9 +126,9 @@ class JointSNEFY(FamilyModule):
         r"""Takes first values of the parameters from a sample of the data.
 
         If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
-        maximisation. If it is left to the module, mixtures of several sizes are compared on a
-        fifth of the rows. The neurons then vary on the scale of the data, and the readout is
-        the most likely one until that fifth becomes less likely, see
+        maximisation. If it is left to the module, mixtures of several sizes, with diagonal and with
+        full covariances, are compared on a fifth of the rows. The neurons then vary on the scale of
+        the data, and the readout is the most likely one until that fifth becomes less likely, see
         :func:`~pyro_snefy.fit_readout`. With an exponential family, each squared neuron becomes a
         member of the family instead, centred at an event. The location and the scale of the events
         become the coordinates in which parameters are learnt.
@@ -151,6 +151,7 @@ class JointSNEFY(FamilyModule):
             base = moved(base, -loc / scale, 1 / scale) if self.learn_base else base
         if self.learn_base and self.finds_base and _is_free(self.base):
             normal = fit_base(_standard_normal(x), self._standardized(x))
+            assert isinstance(normal, Gaussian)
             found = choose_base(normal, self._standardized(learners), self._standardized(judges))
             self._replace_base(found)
         elif self.learn_base:
@@ -281,15 +282,18 @@ class JointSNEFY(FamilyModule):
 
 
 def _standard_normal(x: Tensor) -> Gaussian:
-    return Gaussian(torch.zeros_like(x[0]), torch.ones_like(x[0]), validate_args=False)
+    loc = torch.zeros_like(x[0])
+    return Gaussian(loc, torch.ones_like(loc), event_dim=loc.dim(), validate_args=False)
 
 
 def _has_mixtures(base: Base, activation: Activation) -> bool:
     # Whether mixtures of normal laws on the same space have a closed form.
-    if not base.event_shape or not isinstance(activation, Activation):
+    if not isinstance(activation, Activation):
         return False
     loc = torch.zeros(1, *base.event_shape)
-    mixture = GaussianMixture(loc[:, 0], loc, torch.ones_like(loc), validate_args=False)
+    mixture = GaussianMixture(
+        torch.zeros(1), loc, torch.ones_like(loc), event_dim=base.event_dim, validate_args=False
+    )
     return closed_form(activation, mixture, bias=True)
 
 
@@ -301,11 +305,16 @@ def _is_free(base: nn.Module) -> bool:
 def _take_state(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
     # The buffers and the base that a state has, before its values are copied into them.
     like = next(module.parameters(), torch.empty(()))
-    loc = state.get(f"{prefix}base.loc")
-    if module.finds_base and loc is not None and loc.dim():
+    loc, logits = (state.get(f"{prefix}base.{name}") for name in ("loc", "logits"))
+    if module.finds_base and loc is not None:
         loc = like.new_zeros(loc.shape)
-        scale = torch.ones_like(loc)
-        base = Gaussian(loc, scale) if loc.dim() == 1 else GaussianMixture(loc[:, 0], loc, scale)
+        scale: dict[str, Any] = {"scale": torch.ones_like(loc)}
+        if f"{prefix}base.raw_scale_tril" in state:
+            scale = {"scale_tril": torch.ones_like(loc).diag_embed()}
+        event_dim = module.base().event_dim
+        base: Base = Gaussian(loc, **scale, event_dim=event_dim)
+        if logits is not None:
+            base = GaussianMixture(like.new_zeros(logits.shape), loc, **scale, event_dim=event_dim)
         # The values of a base of the right size may be the values of the state: leave them alone.
         if not module._has_base_like(base):
             module._replace_base(base)
@@ -330,8 +339,8 @@ def snefy(
     Arguments:
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
-            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; for vectors, it may
-            find a mixture of up to 96 normal laws instead.
+            :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; it may find a mixture
+            of up to 96 normal laws instead, with diagonal or full covariances.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.

@@ -102,5 +102,8 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
 
 
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-    first, *rest = (a * b for a, b in zip(left, right, strict=True))
-    return sum(rest, first)
+    (a, b), *rest = zip(left, right, strict=True)
+    total = a * b
+    for a, b in rest:
+        total = torch.addcmul(total, a, b)
+    return total

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .linalg import bilinear, rows_matmul, safe_log
-from .quadratic import quadratic
+from .quadratic import quadratic, trace
 
 Blocks = Mapping[tuple[int, int], Tensor]
 
@@ -67,7 +67,7 @@ class Form:
         r"""The logarithm of the form at features with a single :math:`\phi`."""
         raise NotImplementedError
 
-    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 0.0) -> Tensor:
         r"""The logarithm of :math:`\sum_{ij} M_{ij} K_{ij}`.
 
         .. math:: K_{ij} = e^{\ell_i + \ell_j} \sum_{pq} \phi_{pi} G^{pq}_{ij} \phi_{qj}
@@ -77,7 +77,7 @@ class Form:
             features: The features :math:`\phi_p`.
             blocks: The matrices :math:`G^{pq}` for :math:`p \leq q`, each broadcastable to
                 :math:`(*, n, n)`; the other blocks are their transposes.
-            unit: The blocks have absolute errors of eps times this number.
+            unit: The blocks have errors of eps times this number, beside relative ones.
         """
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class Readout(Form):
         log_norm = safe_log(torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64))
         return 2.0 * (log_norm + log_size)
 
-    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 0.0) -> Tensor:
         matrix, log_size = self.matrix, None
         # Rows in float32 have squares in float64: nothing overflows.
         if matrix.dim() == 2 or features.log_scale is not None or matrix.dtype == torch.float64:
@@ -163,7 +163,7 @@ class Gram(Form):
         log_square = self.log_trace(Features(log_scale, (value,)), {(0, 0): ones})
         return torch.add(log_square, log_largest, alpha=2.0)
 
-    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 1.0) -> Tensor:
+    def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 0.0) -> Tensor:
         matrix = self.matrix.double()
         columns = matrix.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         features, column_scale, log_size = _balance(features, columns)
@@ -199,7 +199,8 @@ def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor |
     ]
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
-        terms.append(_forms(rows, tiled * _padded(matrix, gram.dim() + 1), unit).sum(0))
+        matrix = tiled * _padded(matrix, gram.dim() + 1)
+        terms.append(_traces(rows.unsqueeze(-2), matrix, unit).sum(0))
     return sum(terms[1:], terms[0])
 
 
@@ -219,26 +220,25 @@ def _readout_trace(
     terms = []
     for (p, q), block in blocks.items():
         if values[p] is None or values[q] is None:
-            block = block.expand((*block.shape[:-2], n, n)).unsqueeze(-3)
+            block = block.expand((*block.shape[:-2], n, n))
             left, right = product(values[p]), product(values[q])
-            same = p == q
-            form = quadratic(left, block, unit) if same else 2.0 * bilinear(left, block, right)
-            terms.append(form.sum(-1))
+            if p == q:
+                terms.append(trace(left, block, unit))
+            else:
+                block = block if block.dim() == 2 else block.unsqueeze(-3)
+                terms.append(2.0 * bilinear(left, block, right).sum(-1))
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = readout if copies == 1 else readout.repeat(*(1,) * (readout.dim() - 1), copies)
         rows = tiled * _padded(rows.unsqueeze(-2), readout.dim() + 1)
         matrix = matrix.expand((*matrix.shape[:-2], copies * n, copies * n))
-        # The same matrix for all rows of a readout.
-        matrix = matrix if matrix.dim() == 3 else matrix.unsqueeze(-3)
-        terms.append(_forms(rows, matrix, unit).sum((0, -1)))
+        terms.append(_traces(rows, matrix, unit).sum(0))
     return sum(terms[1:], terms[0])
 
 
-def _forms(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
-    # The forms of rows (k, *, n) and matrices (k, *, n, n), with shape (k, *).
-    rank = max(rows.dim() - 2, matrix.dim() - 3)
-    rows, matrix = _padded(rows, rank + 2), _padded(matrix, rank + 3)
-    return quadratic(rows, matrix, unit)
+def _traces(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
+    # The traces of rows (k, *, m, n) and matrices (k, *, n, n), with shape (k, *).
+    rank = max(rows.dim(), matrix.dim())
+    return trace(_padded(rows, rank), _padded(matrix, rank), unit)
 
 
 def _padded(x: Tensor, rank: int) -> Tensor:
@@ -257,7 +257,11 @@ def _bundles(
     present = {p: value for p, value in enumerate(values) if value is not None}
     linked = {k for key in blocks if key[0] != key[1] for k in key if k in present}
     alone = [p for p, q in blocks if p == q and p in present and p not in linked]
-    if alone:
+    if any(blocks[p, p].dim() > 2 for p in alone):
+        # Many matrices take longer to copy than a form takes to compute.
+        for p in alone:
+            yield present[p].unsqueeze(0), blocks[p, p].unsqueeze(0), 1
+    elif alone:
         rows = torch.stack(torch.broadcast_tensors(*(present[p] for p in alone)))
         matrix = torch.stack(torch.broadcast_tensors(*(blocks[p, p] for p in alone)))
         yield rows, matrix, 1

@@ -2,11 +2,11 @@ r"""Products of batched matrices with batches of rows, without copies of the mat
 
 __all__ = [
     "affine",
-    "all_finite",
     "bilinear",
     "broadcast_shapes",
     "concatenate",
     "fold",
+    "lower_factor",
     "rows_matmul",
     "safe_log",
     "safe_logsumexp",
@@ -54,8 +54,15 @@ def fold(rows: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor, Layout | None]:
     From rows :math:`(*, I)` and a matrix :math:`(*, I, K)`, returns rows :math:`(*, N, I)`, a
     matrix, and what :func:`unfold` needs: None if both are matrices already.
     """
-    if matrix.dim() == 2 and rows.dim() == 2:
-        return rows, matrix, None
+    if matrix.dim() == 2:
+        if rows.dim() == 2:
+            return rows, matrix, None
+        batch = tuple(rows.shape[:-1])
+        return (
+            rows.reshape(math.prod(batch), rows.shape[-1]),
+            matrix,
+            Layout(batch, tuple(range(len(batch)))),
+        )
     rank = max(rows.dim() - 1, matrix.dim() - 2)
     rows = rows.reshape((1,) * (rank + 1 - rows.dim()) + rows.shape)
     batch = (1,) * (rank + 2 - matrix.dim()) + tuple(matrix.shape[:-2])
@@ -80,6 +87,19 @@ def unfold(products: Tensor, layout: Layout | None) -> Tensor:
     if order == tuple(range(len(order))):
         return products
     return products.permute(*order, len(order))
+
+
+def lower_factor(matrix: Tensor) -> Tensor:
+    r"""The lower triangular :math:`T` with :math:`T T^\top = A A^\top` and a positive diagonal.
+
+    :math:`A A^\top` is never formed: its condition is the square of the condition of :math:`A`.
+
+    Arguments:
+        matrix: The matrix :math:`A`, with shape :math:`(*, k, d)` and :math:`k \leq d`.
+    """
+    upper = torch.linalg.qr(matrix.mT).R
+    sign = upper.detach().diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-1)
+    return (upper * torch.where(sign < 0, -1.0, 1.0).to(upper.dtype)).mT
 
 
 def rows_matmul(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -118,12 +138,6 @@ def bilinear(left: Tensor | None, matrix: Tensor, right: Tensor | None) -> Tenso
     return (product if right is None else product * right).sum(dim=-1)
 
 
-def all_finite(x: Tensor) -> Tensor:
-    r"""Returns whether all numbers are finite, by fewer operations than :func:`torch.isfinite`."""
-    zero = x - x  # NaN for infinity and for NaN
-    return (zero == zero).all()
-
-
 def safe_log(x: Tensor) -> Tensor:
     r"""Returns :math:`\log x`, and :math:`-\infty` with a zero gradient where :math:`x \leq 0`."""
     # The rectifier selects its gradient, so that the infinite one of the logarithm stops there.
@@ -134,5 +148,5 @@ def safe_logsumexp(x: Tensor) -> Tensor:
     r"""Returns :math:`\log \sum_k e^{x_k}`, with a zero gradient where every term is zero."""
     # The one of torch has the gradient NaN there, as far from all components of a mixture.
     largest = x.detach().amax(-1, keepdim=True)
-    largest = torch.nn.functional.threshold(largest, torch.finfo(x.dtype).min, 0.0)
+    largest = torch.threshold(largest, torch.finfo(x.dtype).min, 0.0)
     return safe_log((x - largest).exp().sum(-1)) + largest.squeeze(-1)

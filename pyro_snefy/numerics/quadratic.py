@@ -1,6 +1,6 @@
 r"""Quadratic forms of many rows, :math:`x^\top A x`, with a gradient of two matrix products."""
 
-__all__ = ["quadratic"]
+__all__ = ["quadratic", "trace"]
 
 from inspect import signature
 from typing import Any
@@ -10,27 +10,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .elementwise import forward_mode, primals
-from .linalg import fold, unfold
+from .linalg import Layout, fold, unfold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
 # semi-definite but for rounding has a Cholesky factor then; float32 does not see the change.
 _RIDGE = 1e-12
+# Stands for a zero on the diagonal, whose row is zero. Its root is zero in float32.
+_TINY = 1e-100
 
 
-def quadratic(rows: Tensor, matrix: Tensor, unit: Tensor | float = 1.0) -> Tensor:
+def quadratic(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     r"""Evaluates :math:`q = x^\top A x` for rows :math:`x`, with broadcasting, in float64.
-
-    Rows in float32 meet a factor of the matrix: :math:`q = \|L^\top x\|^2` with
-    :math:`A = L L^\top` is a sum of squares. Its relative error is
-    :math:`\sqrt{\kappa}` times the precision of float32, where
-    :math:`\kappa = \sum_{ij} |x_i A_{ij} x_j| / q`; a plain sum would lose :math:`\kappa` times.
 
     Arguments:
         rows: The rows :math:`x`, with shape :math:`(*, n)`, in float32 or float64.
         matrix: The matrix :math:`A`, with shape :math:`(*, n, n)`, symmetric, positive
             semi-definite, in float64.
-        unit: The entries of :math:`A` have absolute errors of eps times this number. It matters
-            to rows in float32 alone.
+        unit: As in :func:`trace`.
 
     Returns:
         The values, with shape :math:`(*)`, in float64.
@@ -40,63 +36,105 @@ def quadratic(rows: Tensor, matrix: Tensor, unit: Tensor | float = 1.0) -> Tenso
         >>> quadratic(torch.tensor([[3.0, 4.0]]), matrix)
         tensor([25.], dtype=torch.float64)
     """
+    return trace(rows.unsqueeze(-2), matrix, unit)
+
+
+def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
+    r"""Evaluates :math:`q = \sum_k x_k^\top A x_k`, with broadcasting, in float64.
+
+    Rows in float32 meet a factor of the matrix: :math:`q = \sum_k \|L^\top x_k\|^2` with
+    :math:`A = L L^\top` is a sum of squares. Its relative error is
+    :math:`\sqrt{\kappa}` times the precision of float32, where
+    :math:`\kappa = \sum_{ijk} |x_{ki} A_{ij} x_{kj}| / q`; a plain sum would lose :math:`\kappa`
+    times.
+
+    Arguments:
+        rows: The rows :math:`x_k`, with shape :math:`(*, m, n)`, in float32 or float64.
+        matrix: The matrix :math:`A`, with shape :math:`(*, n, n)`, symmetric, positive
+            semi-definite, in float64.
+        unit: The entries of :math:`A` have errors of eps times
+            :math:`\sqrt{A_{ii} A_{jj}}` plus this number. It matters to rows in float32 alone.
+
+    Returns:
+        The values, with shape :math:`(*)`, in float64.
+
+    Example:
+        >>> trace(torch.ones(3, 2), torch.eye(2, dtype=torch.float64))
+        tensor(6., dtype=torch.float64)
+    """
     # torch.compile takes no function with a rule for forward mode.
-    function = _Quadratic if torch.compiler.is_compiling() else _DualQuadratic
-    folded, matrix, layout = fold(rows, matrix)
-    return unfold(function.apply(folded, matrix, unit).unsqueeze(-1), layout).squeeze(-1)
+    function = _Trace if torch.compiler.is_compiling() else _DualTrace
+    folded, matrix, layout = fold(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3))
+    # The rows of a sum lie one after another, because the matrix lacks their dimension.
+    values = function.apply(folded, matrix, unit, rows.shape[-2])
+    if layout is None:
+        return values.squeeze(-1)
+    layout = Layout(layout.shape[:-1], layout.order[:-1])
+    return unfold(values.unsqueeze(-1), layout).squeeze(-1)
 
 
-class _Quadratic(Function):
-    r"""The form of rows with shape (*, N, n) and matrices with shape (*, n, n)."""
+class _Trace(Function):
+    r"""The sums of m rows each, of rows with shape (*, N, n), under matrices (*, n, n)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
-        if rows.dtype == torch.float64:
-            return torch.linalg.vecdot(rows @ matrix, rows)
+    def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float, m: int) -> Tensor:
+        if rows.dtype == torch.float64 or _are_few(rows):
+            rows = rows.double()
+            return torch.linalg.vecdot(_grouped(rows @ matrix, m), _grouped(rows, m))
         shifted = matrix.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).add_(_RIDGE * unit)
+        shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(_RIDGE * unit + _TINY)
         factor, _ = torch.linalg.cholesky_ex(shifted)
-        outputs = rows @ factor.to(rows.dtype)
+        outputs = _grouped(rows @ factor.to(rows.dtype), m)
         return torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).square()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any], output: Tensor) -> None:
-        rows, matrix, _ = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any, int], output: Tensor) -> None:
+        rows, matrix, _, ctx.m = inputs
         ctx.save_for_backward(rows, matrix)
         ctx.save_for_forward(rows, matrix)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         rows, matrix = ctx.saved_tensors
-        weighted = rows * grad.unsqueeze(-1) if grad.dtype == rows.dtype else _weighted(rows, grad)
+        # In float64, because the square of a number in float32 may be out of the range of float32.
+        weighted = (_grouped(rows, ctx.m) * grad.unsqueeze(-1)).to(rows.dtype)
+        weighted = weighted.reshape(*weighted.shape[:-2], *rows.shape[-2:])
         # The gradient by the matrix is symmetric, as the matrix is.
-        by_matrix = (rows.mT @ weighted).to(matrix.dtype)
-        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
+        by_matrix = (rows.mT @ weighted).to(matrix.dtype) if ctx.needs_input_grad[1] else None
+        if _are_few(rows):
+            by_rows = (weighted.to(matrix.dtype) @ matrix * 2.0).to(rows.dtype)
+        else:
+            by_rows = weighted @ (2.0 * matrix).to(rows.dtype)
+        return by_rows, by_matrix, None, None
 
 
-def _weighted(rows: Tensor, grad: Tensor) -> Tensor:
-    # Rows in float32 times numbers in float64, by their roots: the square of a number in float32
-    # may be out of the range of float32.
-    root = grad.abs().sqrt().to(rows.dtype)
-    return (rows * root.unsqueeze(-1)) * root.copysign(grad.to(rows.dtype)).unsqueeze(-1)
+def _are_few(rows: Tensor) -> bool:
+    # Whether a product of rows, (*, N, n), in float64 costs less than another form of the matrix.
+    return rows.shape[-2] < rows.shape[-1]
+
+
+def _grouped(rows: Tensor, m: int) -> Tensor:
+    # Rows (*, N, n) as (*, N / m, m n).
+    *batch, count, n = rows.shape
+    return rows.reshape(*batch, count // m, m * n)
 
 
 # Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
-_Quadratic.forward.__signature__ = signature(_Quadratic.forward)  # type: ignore[attr-defined]
+_Trace.forward.__signature__ = signature(_Trace.forward)  # type: ignore[attr-defined]
 
 
-class _DualQuadratic(_Quadratic):
+class _DualTrace(_Trace):
     r"""The same function with a rule for forward mode."""
 
     @staticmethod
-    def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, _: None) -> Tensor:
+    def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
         with forward_mode():
             rows, matrix = (x.double() for x in primals(ctx.saved_tensors))
-            total = rows.new_zeros(rows.shape[:-1])
+            total = torch.zeros_like(rows)
             if by_rows is not None:
-                total = total + 2.0 * torch.linalg.vecdot(by_rows.double() @ matrix, rows)
+                total = total + 2.0 * (by_rows.double() @ matrix)
             if by_matrix is not None:
-                total = total + torch.linalg.vecdot(rows @ by_matrix, rows)
-            return total
+                total = total + rows @ by_matrix
+            return torch.linalg.vecdot(_grouped(total, ctx.m), _grouped(rows, ctx.m))
