@@ -143,23 +143,17 @@ class Separable(Kernel):
             return form.log_trace(Features(log_scale, (None,)), {(0, 0): block}) + largest.log()
         bias = self._shifted(bias)
         blocks: Blocks = self.blocks
-        if self.scales:
-            scales = [scale.unsqueeze(-1) for scale in self.scales]
-            blocks = {(p, q): block / (scales[p] * scales[q]) for (p, q), block in blocks.items()}
+        scales = self.scales if bias.dtype == torch.float32 else ()  # float64 needs none
+        if scales:
+            wide = [scale.unsqueeze(-1) for scale in scales]
+            blocks = {(p, q): block / (wide[p] * wide[q]) for (p, q), block in blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
-            return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
+            return form.log_trace(_scaled(self.features(rows), scales), blocks, self.unit)
 
         batches = (block.shape[:-2] for block in blocks.values())
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
-
-    def _scaled(self, features: Features) -> Features:
-        if not self.scales:
-            return features
-        pairs = zip(features.values, self.scales, strict=True)
-        values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
-        return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct, _ = self.features(self._shifted(bias))
@@ -188,6 +182,14 @@ class Separable(Kernel):
             total = total + (term if p == q else 2 * term)
         log_norm = total.clamp(min=0).log()
         return log_norm if log_scale is None else log_norm + 2 * log_scale
+
+
+def _scaled(features: Features, scales: Sequence[Tensor]) -> Features:
+    if not scales:
+        return features
+    pairs = zip(features.values, scales, strict=True)
+    values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
+    return features._replace(values=tuple(values))
 
 
 def _outer(direct: Tensor) -> Tensor:
