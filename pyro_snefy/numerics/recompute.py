@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -81,8 +82,13 @@ def recomputed_by_rows(
         >>> torch.autograd.grad(values.sum(), weight)
         (tensor(3.),)
     """
-    backward = torch.is_grad_enabled() and forward_ad._current_level < 0
-    if backward and not torch.compiler.is_compiling() and _admits_hooks():
+    dual = any(unpack_dual(x).tangent is not None for x in tensors)
+    if (
+        torch.is_grad_enabled()
+        and not dual
+        and not torch.compiler.is_compiling()
+        and _admits_hooks()
+    ):
         values: Tensor = _ByRows.apply(function, dims, count, out_dim, *tensors)
         return values
     return by_rows(function, tensors, dims, count, out_dim)
