@@ -119,7 +119,7 @@ def test_help_of_bases(name: str) -> None:
         own = {x for x in vars(cls) if not x.startswith("_")}
         assert own - set(vars(bases.Base)) <= set(dir(cls))
         return
-    assert found.count("\n") <= 130
+    assert found.count("\n") <= 120
     assert "Example" in found
     asked = ("map_batches", "pair_deficits", "members", "codimension", "pair_log_partitions")
     assert not [x for x in asked if f"|  {x}" in found]

@@ -16,6 +16,7 @@ __all__ = [
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -164,12 +165,15 @@ _USED = {
 
 
 class _Brief(type):
-    # What the library asks of a base is listed by `help` and `dir` where it is declared, and not
-    # again on every class that supplies it.
+    # Base and the engines below it ask for much. `help` and `dir` list it there, and not again on
+    # every class that supplies it, unless the class says more in a docstring of its own.
 
     def __dir__(cls) -> list[str]:
-        declared = {name for parent in cls.__mro__[1:] for name in vars(parent)} - _USED
-        return [x for x in super().__dir__() if x.startswith("_") or x not in declared]
+        engines = [x for x in cls.__mro__[1:] if x is Base or Base in x.__bases__]
+        asked = {name for engine in engines for name in vars(engine)} - _USED
+        methods = {x: f for x, f in vars(cls).items() if isinstance(f, FunctionType | property)}
+        asked -= {name for name, method in methods.items() if method.__doc__}
+        return [name for name in super().__dir__() if name not in asked]
 
 
 class Base(metaclass=_Brief):

@@ -66,10 +66,10 @@ def places() -> dict[int, str]:
 
 def members(cls: type, documented: dict[int, str]) -> Iterator[str]:
     """The documented members of a class that have no page elsewhere."""
-    for name in sorted({name for c in cls.__mro__ for name in vars(c)}):
-        owner = next(c for c in cls.__mro__ if name in vars(c))
+    for name in sorted(dir(cls)):
+        owner = next((c for c in cls.__mro__ if name in vars(c)), None)
         hidden = name.startswith("_") and name != "__call__"
-        if hidden or not owner.__module__.startswith(PACKAGE):
+        if hidden or owner is None or not owner.__module__.startswith(PACKAGE):
             continue
         if owner is not cls and id(owner) in documented:
             continue
