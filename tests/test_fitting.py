@@ -244,6 +244,44 @@ def test_conditional_family_with_missing_values() -> None:
     torch.testing.assert_close(mean, torch.tensor([0.9, -0.9]), rtol=0, atol=0.15)
 
 
+@pytest.mark.parametrize(
+    ("rows", "dropout"), [(100, 0.1), (500, 0.04)], ids=["the most", "in inverse proportion"]
+)
+def test_dropout_is_on_while_a_fit_lasts_alone(rows: int, dropout: float) -> None:
+    context, x = torch.randn(rows, 2), torch.randn(rows)
+    likelihood = conditional_snefy((), 2, hidden_dims=(16,)).initialize(x, context)
+    net, steps = likelihood.net, []
+
+    def note(_: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> None:
+        if net.training:
+            again = net.forward(*inputs)  # with other outputs left out
+            steps.append((net.dropout, len(outputs), not torch.equal(again, outputs)))
+
+    handle = net.register_forward_hook(note)
+    fit(likelihood, x, context, max_epochs=2, progress=False)
+    handle.remove()
+    assert steps
+    for rate, size, drawn in steps:
+        assert rate == pytest.approx(dropout)
+        assert size <= 64
+        assert drawn
+    likelihood.train()
+    torch.testing.assert_close(net(context), net(context), rtol=0, atol=0)
+
+
+def test_dropout_ends_with_a_fit_that_fails() -> None:
+    context, x = torch.randn(100, 2), torch.randn(100)
+    likelihood = conditional_snefy((), 2, hidden_dims=(16,)).initialize(x, context)
+
+    def fail(*_: object) -> None:
+        assert likelihood.net.dropout > 0
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        fit(likelihood, x, context, max_epochs=2, progress=False, callback=fail)
+    assert likelihood.net.dropout == 0
+
+
 class Flow(nn.Module):
     """A spline on top of a family."""
 

@@ -31,6 +31,7 @@ from pyro_snefy.bases import (
     UniformSphere,
 )
 from pyro_snefy.numerics.segments import faddeeva, log_segment, segment_moments, wave_segment
+from pyro_snefy.operations import intervals
 
 F64 = torch.float64
 INF = torch.inf
@@ -407,3 +408,50 @@ def test_moments_of_segments() -> None:
     mean, variance = segment_moments(low, high)
     assert_close(mean, _t(7.0 + 1e-6 - 7e-12 / 3), rtol=1e-15, atol=1e-15)
     assert_close(variance, _t(1e-12 / 3), rtol=1e-8, atol=0.0)
+
+
+# Many boxes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [Cos(), Snake(1.0), Exp(0.4)], ids=str)
+@pytest.mark.parametrize("kind", ["gaussian", "mixture", "box", "cube"])
+def test_boxes_of_a_grid(
+    activation: Activation, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boxes that share segments, in any order, have the values and gradients that each has alone.
+
+    Components of the mixture are equal, but have parameters of their own.
+    """
+    edges = _t(-INF, -1.1, -0.2, 0.4, INF) if kind != "cube" else _t(0.0, 0.2, 0.5, 0.6, 1.0)
+    order = torch.cat([torch.randperm(16), torch.tensor([3, 7])])  # two boxes occur twice
+    low, high = (torch.cartesian_prod(x, x)[order] for x in (edges[:-1], edges[1:]))
+    values = {
+        "gaussian": (_t(0.1, -0.3), _t(0.8, 1.2)),
+        "mixture": (_t(0.1, -0.3).repeat(2, 1), _t(0.8, 1.2).repeat(2, 1)),
+        "box": (_t(-1.5, -1.3), _t(1.4, 1.6)),
+        "cube": (),
+    }[kind]
+    parameters = [x.clone().requires_grad_() for x in (W2, B2, V2, *values)]
+
+    def probability(low: Tensor, high: Tensor) -> Tensor:
+        *network, first, second = parameters if values else (*parameters, None, None)
+        bases: dict[str, Any] = {
+            "gaussian": lambda: Gaussian(first, second),
+            "mixture": lambda: GaussianMixture(_t(0.3, -0.3), first, second),
+            "box": lambda: UniformBox(first, second),
+            "cube": lambda: UniformCube(2),
+        }
+        law = SNEFY(*network, activation=activation, base=bases[kind]())
+        return law.interval_probability(low, high)
+
+    alone = torch.stack([probability(a, b) for a, b in zip(low, high, strict=True)])
+    cotangent = torch.randn_like(alone)
+    expected = torch.autograd.grad(alone, parameters, cotangent)
+    monkeypatch.setattr(intervals, "_CHUNK", 4 * 2 * len(W2) ** 2)  # tiles of two by two
+    together = probability(low, high)
+    assert_close(together, alone, rtol=1e-12, atol=1e-14)
+    found = torch.autograd.grad(together, parameters, cotangent)
+    for own, value in zip(found, expected, strict=True):
+        assert_close(own, value, rtol=1e-9, atol=1e-11)
+    reshaped = probability(low.reshape(3, 6, 2), high.reshape(3, 6, 2))
+    assert_close(reshaped, alone.reshape(3, 6), rtol=1e-12, atol=1e-14)

@@ -265,6 +265,34 @@ def test_rows_with_their_own_noise(
         y = y.detach()
 
 
+@pytest.mark.parametrize("activation", [Cos(), Snake(1.0), ReLU()], ids=str)
+def test_derivatives_of_chunks(activation: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that are evaluated again have the derivatives of all rows at once."""
+    values = (WEIGHT, BIAS, READOUT, MEAN, torch.rand(5, 2, dtype=F64) + 0.3)
+    parameters = [x.clone().requires_grad_() for x in values]
+    y = torch.randn(5, 2, dtype=F64)
+
+    def log_probs(*parameters: Tensor) -> Tensor:
+        *network, mean, scales = parameters
+        base = Gaussian(mean, torch.ones(2, dtype=F64))
+        law = SNEFY(*network, activation=activation, base=base)
+        return law.observed(scales).log_prob(y)
+
+    def derivatives() -> list[Tensor]:
+        first = torch.autograd.grad(log_probs(*parameters).sum(), parameters, create_graph=True)
+        total = sum((x.sin().sum() for x in first), start=torch.zeros((), dtype=F64))
+        return [*first, *torch.autograd.grad(total, parameters)]
+
+    expected = derivatives()
+    tangents = tuple(torch.randn_like(x) for x in values)
+    forward = torch.func.jvp(log_probs, values, tangents)[1]
+    monkeypatch.setattr(noise, "_CHUNK", 2 * len(WEIGHT) ** 2)
+    monkeypatch.setattr(noise, "_KEPT", 0)
+    for found, value in zip(derivatives(), expected, strict=True):
+        assert_close(found, value, rtol=1e-9, atol=1e-11)
+    assert_close(torch.func.jvp(log_probs, values, tangents)[1], forward, rtol=1e-11, atol=1e-12)
+
+
 def test_batch_shapes() -> None:
     batch = SNEFY(torch.randn(3, 1, 4, 2), torch.randn(5, 4), torch.randn(2, 4))  # (3, 5)
     observed = batch.observed(torch.rand(5, 1) + 0.5, matrix=torch.randn(2, 1, 1, 1, 2))

@@ -222,6 +222,36 @@ def test_an_event_of_density_zero_leaves_everything_to_gain() -> None:
     assert d.readout_gap(torch.tensor([0.5, -0.5], dtype=torch.float64)) == math.inf
 
 
+def test_a_ridge() -> None:
+    """The optimum of the penalised likelihood, by BFGS on features and a kernel from elsewhere."""
+    x, ridge = _ring(200), 0.7
+    module = snefy(Gaussian(torch.zeros(2), torch.ones(2)), 6, 6, Cos()).double()
+    plain = fit_readout(module, x, tolerance=1e-7)
+    free = module.readout.detach().clone()
+    gap = fit_readout(module, x, ridge=ridge, tolerance=1e-7)
+    law = module()
+    assert max(plain, gap) < 1e-7
+    phi, kernel = _features_and_kernel(law, x)
+    kernel = (kernel + ridge * torch.diag(kernel.diagonal())).detach()
+
+    def loss(readout: Tensor) -> Tensor:
+        squares = (phi.detach() @ readout.mT).square().sum(-1)
+        return (readout @ kernel * readout).sum().log() - squares.log().mean()
+
+    def value_and_slope(flat: object) -> tuple[float, object]:
+        readout = torch.tensor(flat).reshape(6, 6).requires_grad_()
+        value = loss(readout)
+        (slope,) = torch.autograd.grad(value, readout)
+        return value.item(), slope.flatten().numpy()
+
+    found = scipy.optimize.minimize(
+        value_and_slope, torch.randn(36).double().numpy(), jac=True, method="L-BFGS-B"
+    )
+    assert law.readout is not None
+    assert loss(law.readout).item() < found.fun + 1e-6
+    assert loss(law.readout) < loss(free) - 1e-3  # another optimum than without a ridge
+
+
 def test_bad_arguments() -> None:
     box = UniformBox(torch.zeros(2), torch.ones(2))
     module, x = snefy(box, 4), torch.rand(9, 2)
@@ -233,6 +263,8 @@ def test_bad_arguments() -> None:
         fit_readout(nn.Linear(2, 2), x)
     with pytest.raises(ValueError, match="tolerance > 0, got 0"):
         fit_readout(module, x, tolerance=0.0)
+    with pytest.raises(ValueError, match="ridge >= 0, got -1"):
+        fit_readout(module, x, ridge=-1.0)
     with pytest.raises(ValueError, match=r"weights with shape \(9,\), got \(3,\)"):
         fit_readout(module, x, weights=torch.ones(3))
     with pytest.raises(ValueError, match="weights >= 0"):

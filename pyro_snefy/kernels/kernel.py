@@ -155,26 +155,15 @@ class Separable(Kernel):
         if bias.dim() == 1:
             return self._log_normalizer_of_one(form, bias, 0.0 if self.exact else 1.0)
         bias = self._shifted(bias)
-        blocks = {key: self._unscaled(key, block) for key, block in self.blocks.items()}
+        scales = self.scales if bias.dtype == torch.float32 else ()  # float64 needs none
+        blocks = {key: _unscaled(key, block, scales) for key, block in self.blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
-            return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
+            return form.log_trace(_scaled(self.features(rows), scales), blocks, self.unit)
 
         batches = (block.shape[:-2] for block in blocks.values())
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
-
-    def _unscaled(self, key: tuple[int, int], block: Tensor) -> Tensor:
-        scales = [self.scales[p] for p in key] if self.scales else []
-        present = [scale.unsqueeze(-1) for scale in scales if scale is not None]
-        return block / math.prod(present[1:], start=present[0]) if present else block
-
-    def _scaled(self, features: Features) -> Features:
-        if not self.scales:
-            return features
-        pairs = zip(features.values, self.scales, strict=True)
-        values = (x if x is None or s is None else x * s.to(x.dtype) for x, s in pairs)
-        return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct, _ = self.features(self._shifted(bias))
@@ -203,6 +192,20 @@ class Separable(Kernel):
             total = total + (term if p == q else 2 * term)
         log_norm = total.clamp(min=0).log()
         return log_norm if log_scale is None else log_norm + 2 * log_scale
+
+
+def _unscaled(key: tuple[int, int], block: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
+    pair = (scales[p] for p in key) if scales else ()
+    present = [scale.unsqueeze(-1) for scale in pair if scale is not None]
+    return block / math.prod(present[1:], start=present[0]) if present else block
+
+
+def _scaled(features: Features, scales: Sequence[Tensor | None]) -> Features:
+    if not scales:
+        return features
+    pairs = zip(features.values, scales, strict=True)
+    values = (x if x is None or s is None else x * s.to(x.dtype) for x, s in pairs)
+    return features._replace(values=tuple(values))
 
 
 def _outer(direct: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from tqdm.auto import tqdm
 
 from ..activations import Exp
 from .checkpoints import random_state, read_checkpoint, set_random_state, write_checkpoint
+from .conditional import ConditionalSNEFY
+from .defaults import AsinhNet
 from .history import History
 from .joint import JointSNEFY
 from .parallel import Processes, processes
@@ -39,6 +41,11 @@ _WARM_UP = 0.02
 _CLIP = 10.0
 # Steps at least, by default: a network learns slowly from few rows.
 _STEPS = 3000
+# Rows in a batch with contexts, by default: a sixteenth of the rows, within these bounds.
+_FEWEST, _MOST = 64, 128
+# Few rows do not determine a network. From N rows, it learns with a dropout of 20 / N, at most 0.1
+# (Srivastava et al., 2014).
+_DROPPED, _DROPOUT = 20.0, 0.1
 # Networks are judged and kept at an average of their parameters, over about this many steps: the
 # noise of minibatches averages out (Polyak and Juditsky, 1992).
 _AVERAGED = 100
@@ -117,9 +124,10 @@ def fit(
     Optimisation is Pyro's SVI with Adam (Kingma and Ba, arXiv:1412.6980). The learning rate rises
     for 2 % of the steps, and then falls to zero along a cosine. Gradients with a norm above 10 are
     scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
-    the parameters that it started from if no epoch is better. A family without a context then
-    gets the most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation rows are
-    more likely with it.
+    the parameters that it started from if no epoch is better. The default network of
+    :func:`~pyro_snefy.conditional_snefy` learns from :math:`N` rows with a dropout of
+    :math:`\min(0.1, 20 / N)`. A family without a context then gets the most likely readout, see
+    :func:`~pyro_snefy.fit_readout`, if the validation rows are more likely with it.
 
     Epochs are compared by the mean negative log-likelihood of the validation rows. A row that is
     more than :math:`\max(20, 10 (q_{90} - q_{50}))` nats above their median :math:`q_{50}` counts
@@ -149,11 +157,13 @@ def fit(
         noise: The standard deviations of the errors of measurement in ``x``, in the shape of ``x``,
             for distributions with a method ``observed``. Then ``x`` has no NaN.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
-            last of them. None stands for 200, and for more if they have fewer than 3,000 steps;
-            for 60 to 400 with :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
-        batch_size: The number of rows in a step. None stands for 256, and for 256 to 1024 with
-            :func:`~pyro_snefy.snefy`, the more the more rows there are. It has no meaning with a
-            ``DataLoader``.
+            last of them. None stands for 100 with :func:`~pyro_snefy.conditional_snefy` and for 200
+            elsewhere, and for more if they have fewer than 3,000 steps; for 60 to 400 with
+            :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
+        batch_size: The number of rows in a step. None stands for 64 to 128 with
+            :func:`~pyro_snefy.conditional_snefy` and for 256 to 1024 with
+            :func:`~pyro_snefy.snefy`, the more the more rows there are, and for 256 elsewhere. It
+            has no meaning with a ``DataLoader``.
         lr: The highest learning rate. None stands for 0.005, and for 0.02 with
             :func:`~pyro_snefy.snefy`. Large networks learn well with about 0.003.
         validation: The share of rows that are held out to choose the best epoch, or other events
@@ -216,13 +226,16 @@ def _settings(
     lr: float | None,
     patience: int | None,
 ) -> _Settings:
-    joint = isinstance(module, JointSNEFY)
+    joint, conditional = isinstance(module, JointSNEFY), isinstance(module, ConditionalSNEFY)
     if batch_size is None:
         batch_size = min(max(256, (count or 0) // 20), 1024) if joint else 256
+        if conditional:
+            batch_size = min(max(_FEWEST, (count or 0) // 16), _MOST)
     check_sizes("fit", batch_size=batch_size)
     if max_epochs is None:
         steps = 20 if count is None else -(-count // batch_size)  # of an epoch
-        max_epochs = min(max(60, 1200 // steps), 400) if joint else max(200, _STEPS // steps)
+        least = 100 if conditional else 200
+        max_epochs = min(max(60, 1200 // steps), 400) if joint else max(least, _STEPS // steps)
         patience = max(30, 3 * max_epochs // 20) if patience is None and not joint else patience
     patience = 30 if patience is None else patience
     check_sizes("fit", max_epochs=max_epochs, patience=patience)
@@ -299,7 +312,7 @@ class _Run:
         elbo = Trace_ELBO()(self.model, _NoLatents())
         # Events are checked once, and validation is off in the steps. The parameters live in the
         # module: the scope leaves Pyro's parameter store as it was.
-        with pyro.get_param_store().scope(), bar:
+        with pyro.get_param_store().scope(), bar, _dropout(module, len(self.rows or ())):
             self._check_support()
             with pyro.validation_enabled(False):
                 best = self.best = _Best(module, self._score())
@@ -541,6 +554,19 @@ def _checksum(data: _Data) -> float | None:
     parts = [data.rows.x, data.rows.context, data.rows.weights, data.rows.noise]
     pieces = (piece for x in parts if x is not None for piece in x.split(_SOLVED))
     return sum(piece.double().nansum().item() for piece in pieces)  # no copy of all rows
+
+
+@contextmanager
+def _dropout(module: nn.Module, count: int) -> Iterator[None]:
+    """The default networks in a module learn from so many rows for a while, 0 if not known."""
+    nets = [part for part in module.modules() if isinstance(part, AsinhNet)]
+    for net in nets:
+        net.dropout = min(_DROPOUT, _DROPPED / count) if count else 0.0
+    try:
+        yield
+    finally:
+        for net in nets:
+            net.dropout = 0.0
 
 
 class _Schedule:

@@ -233,15 +233,18 @@ class JointSNEFY(FamilyModule):
             self.readout_imag.normal_(std=_NOISE / readout.shape[-1] ** 0.5)
 
     @torch.no_grad()
-    def solve_readout(self, x: Tensor, weights: Tensor | None, tolerance: float) -> float:
+    def solve_readout(
+        self, x: Tensor, weights: Tensor | None, tolerance: float, ridge: float
+    ) -> float:
         r"""The most likely readout for events, by convex optimisation; returns its certified gap.
 
         Arguments:
             x: Events without NaN, with shape :math:`(N, \text{event})`.
             weights: The weight of each event, with shape :math:`(N,)`, or None for equal weights.
             tolerance: The gap to reach, in nats per event.
+            ridge: The number of the penalty.
         """
-        found = best_readout(self()._network, x, weights, len(self.readout), tolerance)
+        found = best_readout(self()._network, x, weights, len(self.readout), tolerance, ridge)
         self._write_readout(found.readout)
         return float(found.gap)
 

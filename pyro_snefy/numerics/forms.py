@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .linalg import bilinear, rows_matmul, safe_log
+from .linalg import bilinear, broadcast_shapes, rows_matmul, safe_log
 from .quadratic import quadratic, trace
 
 Blocks = Mapping[tuple[int, int], Tensor]
@@ -120,7 +120,7 @@ class Readout(Form):
         # Rows in float32 have squares in float64: nothing overflows.
         if matrix.dim() == 2 or features.log_scale is not None or matrix.dtype == torch.float64:
             matrix, features, log_size = self._rescale(features)
-        if matrix.dim() == 2:
+        if matrix.dim() == 2 and not _one_row_each(features, blocks):
             wide = matrix.double()
             total = _gram_trace(wide.mT @ wide, features, blocks, unit)
         else:
@@ -173,6 +173,13 @@ class Gram(Form):
             direct = _padded(features.direct.double(), matrix.dim())
             total = total + quadratic(direct, matrix).sum(0)
         return torch.add(safe_log(total), log_size, alpha=2.0)
+
+
+def _one_row_each(features: Features, blocks: Blocks) -> bool:
+    # Whether each row of features has matrices of its own, so that a gram meets none twice.
+    rows = [value.shape[:-1] for value in features.values if value is not None]
+    own = broadcast_shapes(*(block.shape[:-2] for block in blocks.values()))
+    return len(own) > 0 and bool(rows) and all(shape == own for shape in rows)
 
 
 def _bounded(value: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from .quantiles import box_mass
 from .restricted import restrict, standardized
 
 # Pairs of neurons in boxes that are evaluated at once: about as much as the caches hold.
-_CHUNK = 2**17
+_CHUNK = 2**19
 
 
 @singledispatch
@@ -103,5 +103,24 @@ def _by_restriction(network: Network, low: Tensor, high: Tensor) -> Tensor:
         value = replace(network, base=part).log_normalizer()
         return torch.where(empty, log_mass, value + log_mass)
 
-    count = _CHUNK // (network.width**2 * base.num_statistics)
-    return in_chunks(evaluate, rows, network.batch_shape, count)
+    count = max(1, _CHUNK // (network.width**2 * base.num_statistics))
+    boxes = rows.shape[:-1].numel()
+    if network.batch_shape or boxes <= count or rows.requires_grad:
+        return in_chunks(evaluate, rows, network.batch_shape, count)
+    low, high = rows.reshape(boxes, 2, -1).unbind(-2)
+    order = _tiles(low, high, count)
+    values = in_chunks(evaluate, rows.reshape(boxes, -1)[order], network.batch_shape, count)
+    return values[order.argsort()].reshape(rows.shape[:-1])
+
+
+def _tiles(low: Tensor, high: Tensor, count: int) -> Tensor:
+    r"""An order of boxes (N, d), in which successive ones have few distinct segments.
+
+    Boxes of a grid are taken tile by tile. A tile has about as many segments in each coordinate.
+    """
+    side = max(1, round(count ** (1 / low.shape[-1])))
+    key = torch.zeros(len(low), dtype=torch.long, device=low.device)
+    for ends in zip(low.unbind(-1), high.unbind(-1), strict=True):
+        _, place = torch.stack(ends, -1).unique(dim=0, return_inverse=True)
+        key = key * (len(low) + 1) + place // side
+    return key.argsort(stable=True)

@@ -14,7 +14,7 @@ The normaliser :math:`Z` is that of Tsuchida, Ong and Sejdinovic, arXiv:2305.135
 
 __all__ = ["Observation", "check_observable", "log_numerator", "posterior"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from ..bases import Base, Gaussian, GaussianMixture, Standardized
 from ..bases.base import flatten_batch
 from ..network import Network
 from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsumexp
-from ..numerics.recompute import recomputed
+from ..numerics.recompute import by_rows, recomputed_by_rows
 from .affine import Coordinates, normal_coordinates
 
 # Entries of kernel matrices that are evaluated at once when every row has a covariance of its own.
@@ -131,34 +131,23 @@ def _log_numerator(network: Network, observation: Observation, y: Tensor) -> Ten
 
 def _log_normalizers(network: Network, parts: int) -> Tensor:
     # For biases (*, R, n), or (*, R, K, n) if there are parts, and R kernels or one.
-    def pick(x: Tensor, rank: int, index: Tensor) -> Tensor:
-        return x[index] if x.dim() - rank > parts else x
+    def row_dim(x: Tensor, rank: int) -> int | None:
+        return 0 if x.dim() - rank > parts else None
 
-    def some(index: Tensor) -> Tensor:
-        chosen = Network(
-            network.activation,
-            network.base.map_batches(lambda x, rank: pick(x, rank, index)),
-            pick(network.weight, 2, index),
-            network.bias.index_select(-2 - parts, index),
-            network.form.map(lambda x: pick(x, 2, index)),
-            network.batch_shape,
-        )
-        return chosen.log_normalizer()
+    def evaluate(tensors: Sequence[Tensor]) -> Tensor:
+        return network.with_tensors(tensors).log_normalizer()
 
-    own = max(network.weight.dim() - 2, len(network.base.batch_shape))
-    members, kernels = (
-        network.bias.shape[-2 - parts],
-        network.base.batch_shape[-1:] if parts else (),
-    )
-    entries = network.width**2 * Size(kernels).numel()
-    if own <= parts or members * entries <= _CHUNK:
+    base, bias = network.base, network.bias
+    own = max(network.weight.dim() - 2, len(base.batch_shape))
+    rows = bias.shape[-2 - parts]
+    entries = network.width**2 * (base.batch_shape[-1:] if parts else Size()).numel()
+    if own <= parts or rows * entries <= _CHUNK:
         return network.log_normalizer()
-    chunks = torch.arange(members, device=network.bias.device).split(max(1, _CHUNK // entries))
-    if torch.is_grad_enabled() and members * entries > _KEPT:
-        values = [recomputed(some, index) for index in chunks]
-    else:
-        values = [some(index) for index in chunks]
-    return torch.cat(values, dim=-1 - parts)
+    laws = [row_dim(x, 2 if name == "scale_tril" else 1) for name, x in base.tensors()]
+    form = row_dim(network.form.matrix, 2)
+    dims = [row_dim(network.weight, 2), bias.dim() - 2 - parts, form, *laws]
+    chunked = by_rows if rows * entries <= _KEPT else recomputed_by_rows
+    return chunked(evaluate, network.tensors(), dims, max(1, _CHUNK // entries), -1 - parts)
 
 
 def posterior(base: Base, observation: Observation, y: Tensor) -> Base:

