@@ -2,7 +2,6 @@ r"""Kernels of neurons, and the one primitive: the normaliser for a batch of bia
 
 __all__ = ["Kernel", "Pairwise", "Separable", "in_chunks"]
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -104,9 +103,8 @@ class Separable(Kernel):
         unit: The blocks have absolute errors of at most eps times this number.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, or None for one, so
-            that blocks over :math:`s_p s_q` have absolute errors of at most eps times the unit.
-            Empty for ones.
+        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, so that blocks over
+            :math:`s_p s_q` have absolute errors of at most eps times the unit. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -125,7 +123,7 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
-        scales: Sequence[Tensor | None] = (),
+        scales: Sequence[Tensor] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
@@ -144,7 +142,10 @@ class Separable(Kernel):
             block = matrix / largest[..., None, None]
             return form.log_trace(Features(log_scale, (None,)), {(0, 0): block}) + largest.log()
         bias = self._shifted(bias)
-        blocks = {key: self._unscaled(key, block) for key, block in self.blocks.items()}
+        blocks: Blocks = self.blocks
+        if self.scales:
+            scales = [scale.unsqueeze(-1) for scale in self.scales]
+            blocks = {(p, q): block / (scales[p] * scales[q]) for (p, q), block in blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
             return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
@@ -153,16 +154,11 @@ class Separable(Kernel):
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
-    def _unscaled(self, key: tuple[int, int], block: Tensor) -> Tensor:
-        scales = [self.scales[p] for p in key] if self.scales else []
-        present = [scale.unsqueeze(-1) for scale in scales if scale is not None]
-        return block / math.prod(present[1:], start=present[0]) if present else block
-
     def _scaled(self, features: Features) -> Features:
         if not self.scales:
             return features
         pairs = zip(features.values, self.scales, strict=True)
-        values = (x if x is None or s is None else x * s.to(x.dtype) for x, s in pairs)
+        values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
         return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -53,8 +53,7 @@ class _Quadratic(Function):
 
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
-        if rows.dtype == torch.float64 or _are_few(rows):
-            rows = rows.double()
+        if rows.dtype == torch.float64:
             return torch.linalg.vecdot(rows @ matrix, rows)
         shifted = matrix.clone()
         shifted.diagonal(dim1=-2, dim2=-1).add_(_RIDGE * unit)
@@ -74,14 +73,7 @@ class _Quadratic(Function):
         weighted = rows * grad.unsqueeze(-1) if grad.dtype == rows.dtype else _weighted(rows, grad)
         # The gradient by the matrix is symmetric, as the matrix is.
         by_matrix = (rows.mT @ weighted).to(matrix.dtype)
-        if _are_few(rows):
-            return (weighted.to(matrix.dtype) @ matrix * 2.0).to(rows.dtype), by_matrix, None
         return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
-
-
-def _are_few(rows: Tensor) -> bool:
-    # Whether a product of rows, (*, N, n), in float64 costs less than another form of the matrix.
-    return rows.shape[-2] < rows.shape[-1]
 
 
 def _weighted(rows: Tensor, grad: Tensor) -> Tensor:
