@@ -109,9 +109,9 @@ def _wave(
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
     products = _products(base, weight)
-    scales: tuple[Tensor | None, ...] = ()
+    scales: tuple[Tensor, ...] = ()
     if products.exact or not _cancels(base):
-        scales = None, _root_of_largest(products.sin_sin)
+        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
     return Separable(
         _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
         lambda angle: Features(None, coefficients(angle)),

@@ -2,7 +2,6 @@ r"""Kernels of neurons, and the one primitive: the normaliser for a batch of bia
 
 __all__ = ["Kernel", "Pairwise", "Separable", "in_chunks"]
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -141,7 +140,7 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
-        scales: Sequence[Tensor | None] = (),
+        scales: Sequence[Tensor] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
@@ -254,7 +253,7 @@ class Pairwise(Kernel):
 
         bias = self._shifted(bias)
         batch = broadcast_shapes(self.batch_shape, form.matrix.shape[:-2])
-        return in_chunks(log_trace, bias, batch, _CHUNK // bias.shape[-1] ** 2)
+        return _in_pieces(log_trace, bias, batch, _CHUNK // bias.shape[-1] ** 2)
 
     def matrix(self, bias: Tensor) -> tuple[None, Tensor]:
         return None, self.evaluate(self._shifted(bias))
@@ -269,21 +268,13 @@ def in_chunks(
         function: A function from rows, with shape :math:`(*, n)`, to values, with shape
             :math:`(*)`.
         rows: The rows, with shape :math:`(*, \text{batch}, n)`.
-        batch_shape: The batch shape of what the function closes over. Dimensions of it that are
-            longer than one are never split.
+        batch_shape: The batch shape of what the function closes over. It is never split.
         count: How many rows to evaluate at a time.
     """
     free = rows.dim() - 1 - len(batch_shape)
-    own = broadcast_shapes(rows.shape[max(free, 0) : -1], batch_shape)
     if free < 1:
-        # Rows along a dimension that the batch shape has once may be split there.
-        alone = (k for k in range(-free, len(own)) if batch_shape[k] == 1 and own[k] > 1)
-        axis = max(alone, key=lambda k: own[k], default=None)
-        if axis is None or own.numel() <= count:
-            return function(rows)
-        size = max(1, count * own[axis] // own.numel())
-        pieces = rows.split(size, dim=axis + free)
-        return torch.cat([recomputed(function, piece) for piece in pieces], dim=axis)
+        return function(rows)
+    own = broadcast_shapes(rows.shape[free:-1], batch_shape)
     size = max(1, count // max(1, own.numel()))
     leading = rows.shape[:free]
     if leading.numel() <= size:
@@ -291,3 +282,20 @@ def in_chunks(
     chunks = rows.reshape(-1, *rows.shape[free:]).split(size)
     values = [recomputed(function, chunk) for chunk in chunks]
     return torch.cat(values).reshape(leading + own)
+
+
+def _in_pieces(
+    function: Callable[[Tensor], Tensor], rows: Tensor, batch_shape: Size, count: int
+) -> Tensor:
+    # As `in_chunks`; rows of a batch that share what the function closes over, along a dimension
+    # of length one in the batch shape, are split there, too.
+    free = rows.dim() - 1 - len(batch_shape)
+    if free > 0:
+        return in_chunks(function, rows, batch_shape, count)
+    own = broadcast_shapes(rows.shape[:-1], batch_shape)
+    shared = (k for k in range(-free, len(own)) if batch_shape[k] == 1 and own[k] > 1)
+    axis = max(shared, key=lambda k: own[k], default=None)
+    if axis is None or own.numel() <= count:
+        return function(rows)
+    pieces = rows.split(max(1, count * own[axis] // own.numel()), dim=axis + free)
+    return torch.cat([recomputed(function, piece) for piece in pieces], dim=axis)

@@ -80,8 +80,7 @@ class _Trace(Function):
 
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float, m: int) -> Tensor:
-        if rows.dtype == torch.float64 or _are_few(rows):
-            rows = rows.double()
+        if rows.dtype == torch.float64:
             return torch.linalg.vecdot(_grouped(rows @ matrix, m), _grouped(rows, m))
         shifted = matrix.clone()
         shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(_RIDGE * unit + _TINY)
@@ -103,16 +102,7 @@ class _Trace(Function):
         weighted = weighted.reshape(*weighted.shape[:-2], *rows.shape[-2:])
         # The gradient by the matrix is symmetric, as the matrix is.
         by_matrix = (rows.mT @ weighted).to(matrix.dtype) if ctx.needs_input_grad[1] else None
-        if _are_few(rows):
-            by_rows = (weighted.to(matrix.dtype) @ matrix * 2.0).to(rows.dtype)
-        else:
-            by_rows = weighted @ (2.0 * matrix).to(rows.dtype)
-        return by_rows, by_matrix, None, None
-
-
-def _are_few(rows: Tensor) -> bool:
-    # Whether a product of rows, (*, N, n), in float64 costs less than another form of the matrix.
-    return rows.shape[-2] < rows.shape[-1]
+        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None, None
 
 
 def _grouped(rows: Tensor, m: int) -> Tensor:

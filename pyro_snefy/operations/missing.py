@@ -56,7 +56,7 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
     patterns, pattern = patterns_of(observed.reshape(-1, d))
     one_model = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one_model and not network.base.batch_shape:
-        blocks = _Blocks(pattern, len(patterns))
+        blocks = _Blocks(pattern, len(patterns), network.width)
         events = rows.reshape(-1, d).to(network.weight.dtype)[blocks.rows]  # (K, R, d)
         partial = network.base.partial(events, patterns[blocks.pattern].unsqueeze(-2))
         if partial is not None:
@@ -147,14 +147,19 @@ def patterns_of(observed: Tensor) -> tuple[Tensor, Tensor]:
 class _Blocks:
     r"""Rows in blocks of one size, with one pattern for all rows of a block.
 
-    There are at most twice as many blocks as patterns. Repeated rows fill the last block of each.
+    Repeated rows fill the last block of each pattern.
     """
 
-    def __init__(self, pattern: Tensor, count: int) -> None:
-        # The index of each row's pattern, (N,), and the number of patterns.
-        size = -(-len(pattern) // count)
+    def __init__(self, pattern: Tensor, count: int, width: int) -> None:
+        # The index of each row's pattern, (N,), the number of patterns, and of neurons.
         order = pattern.argsort(stable=True)
         counts = torch.bincount(pattern, minlength=count)
+        # The kernel of a block costs about as much as one row for each neuron. Of the sizes between
+        # the mean and the largest number of rows, the cheapest one is taken.
+        sizes = torch.linspace(len(pattern) / count, int(counts.max()), 16, device=pattern.device)
+        sizes = sizes.ceil().long()
+        costs = (-(-counts // sizes.unsqueeze(-1))).sum(-1) * (sizes + width)
+        size = int(sizes[costs.argmin()])
         starts = counts.cumsum(0) - counts
         numbers = -(-counts // size)
         firsts = numbers.cumsum(0) - numbers
