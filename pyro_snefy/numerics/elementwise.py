@@ -102,5 +102,8 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
 
 
 def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
-    first, *rest = (a * b for a, b in zip(left, right, strict=True))
-    return sum(rest, first)
+    (first, slope), *rest = zip(left, right, strict=True)
+    value = first * slope
+    for a, b in rest:
+        value = torch.addcmul(value, a, b)  # one pass over memory, where a sum takes two
+    return value

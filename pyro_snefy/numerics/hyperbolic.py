@@ -12,16 +12,13 @@ _CUTOFF = -100.0
 _LOG_2 = 0.6931471805599453
 
 
-def _exp(x: Tensor) -> Tensor:
-    return torch.threshold(x, _CUTOFF, _CUTOFF).exp()
-
-
 @elementwise(lambda _, cosh, sinh: [(sinh, -cosh), (cosh, -sinh)], saves_values=True)
 def _hyperbolic(_: None, p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     size = p.abs()
-    half = _exp(size - s - _LOG_2)  # e^{|p| - s} / 2
-    sinh = half * torch.expm1(-2.0 * size)
-    return torch.add(sinh, half, alpha=2.0), sinh.copysign(p)
+    # In place: matrices of many rows are as fast as memory is.
+    half = (size - s).sub_(_LOG_2).clamp_(min=_CUTOFF).exp_()  # e^{|p| - s} / 2
+    sinh = size.mul_(-2.0).expm1_().mul_(half)
+    return torch.add(sinh, half, alpha=2.0), sinh.copysign_(p)
 
 
 def damped_hyperbolic(p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

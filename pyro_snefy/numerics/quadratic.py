@@ -73,7 +73,7 @@ class _Quadratic(Function):
         weighted = rows * grad.unsqueeze(-1) if grad.dtype == rows.dtype else _weighted(rows, grad)
         # The gradient by the matrix is symmetric, as the matrix is.
         by_matrix = (rows.mT @ weighted).to(matrix.dtype)
-        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None
+        return (2.0 * weighted) @ matrix.to(rows.dtype), by_matrix, None
 
 
 def _weighted(rows: Tensor, grad: Tensor) -> Tensor:
