@@ -401,7 +401,10 @@ class Base(metaclass=_Brief):
 
     def marginal(self, dims: Sequence[int]) -> "Base":
         """The law of some coordinates, in the given order."""
-        raise NotImplementedError(f"{self} has no marginal or conditional laws in closed form.")
+        raise NotImplementedError(
+            f"{self} has no marginal or conditional laws in closed form; draws and moments of "
+            "marginal(dims) need none."
+        )
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "Base":
         r"""The law of the other coordinates, in their order, given the values of some.

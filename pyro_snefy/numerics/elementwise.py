@@ -105,5 +105,5 @@ def _inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     (a, b), *rest = zip(left, right, strict=True)
     total = a * b
     for a, b in rest:
-        total = torch.addcmul(total, a, b)
+        total = torch.addcmul(total, a, b)  # one pass over memory, where a sum takes two
     return total
