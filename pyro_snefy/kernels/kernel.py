@@ -120,8 +120,6 @@ class Separable(Kernel):
             their diagonals. Zero, as a float, says that there are no other errors.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, so that blocks over
-            :math:`s_p s_q` have these errors. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -140,7 +138,6 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
-        scales: Sequence[Tensor] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
@@ -148,30 +145,18 @@ class Separable(Kernel):
         self.takes_float32 = self.has_factor = takes_float32
         self.unit, self.exact = unit, isinstance(unit, float) and not unit
         self.errors = errors
-        self.scales = scales
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
             return self._log_normalizer_of_one(form, bias, 0.0 if self.exact else 1.0)
         bias = self._shifted(bias)
-        blocks: Blocks = self.blocks
-        if self.scales:
-            scales = [scale.unsqueeze(-1) for scale in self.scales]
-            blocks = {(p, q): block / (scales[p] * scales[q]) for (p, q), block in blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
-            return form.log_trace(self._scaled(self.features(rows)), blocks, self.unit)
+            return form.log_trace(self.features(rows), self.blocks, self.unit)
 
-        batches = (block.shape[:-2] for block in blocks.values())
+        batches = (block.shape[:-2] for block in self.blocks.values())
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
-
-    def _scaled(self, features: Features) -> Features:
-        if not self.scales:
-            return features
-        pairs = zip(features.values, self.scales, strict=True)
-        values = (None if x is None else x * scale.to(x.dtype) for x, scale in pairs)
-        return features._replace(values=tuple(values))
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, values, direct, _ = self.features(self._shifted(bias))
