@@ -300,12 +300,12 @@ class Base(metaclass=_Brief):
                 that are not batch dimensions.
         """
         new = object.__new__(type(self))  # copy.copy is slow
-        new.__dict__.update(self.__dict__)
-        batches = [Size()]
+        attributes = new.__dict__
+        attributes.update(self.__dict__)
+        batches, event_dim = [Size()], self.event_dim
         for name, value, field in self._own_tensors():
-            rank = field.rank + self.event_dim if field.per_event else field.rank
-            value = function(value, rank)
-            setattr(new, name, value)
+            rank = field.rank + event_dim if field.per_event else field.rank
+            attributes[name] = value = function(value, rank)
             batches.append(value.shape[: value.dim() - rank])
         for name in self.base_fields:
             child = getattr(self, name)

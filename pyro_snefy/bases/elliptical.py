@@ -122,7 +122,8 @@ class Elliptical(FourierBase):
     def quadratic(self, weight: Tensor) -> Tensor:
         r"""The matrix :math:`W L L^\top W^\top`, with shape :math:`(*, n, n)`."""
         white = self.whiten(weight)
-        return white @ white.mT
+        # Many small products are slower than their terms.
+        return white * white.mT if white.shape[-1] == 1 else white @ white.mT
 
     def standardize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         r"""The :math:`e` of events, with shape :math:`(*, d)`, and :math:`\log |L|`."""

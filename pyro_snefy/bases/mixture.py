@@ -346,8 +346,11 @@ class GaussianMixture(BatchedMixture):
     def _vectors(self) -> tuple[Tensor, Tensor]:
         # Locations (*, K, D) and scales of all coordinates. A shared location stays one.
         assert self.scale is not None
-        pair = (x if self.event_dim else x.unsqueeze(-1) for x in (self.loc, self.scale))
-        loc, scale = (x.expand((*x.shape[:-1], self.num_statistics)) for x in pair)
+        if not self.event_dim:
+            return self.loc.unsqueeze(-1), self.scale.unsqueeze(-1)
+        loc, scale = (
+            x.expand((*x.shape[:-1], self.num_statistics)) for x in (self.loc, self.scale)
+        )
         return loc, scale
 
     def conditional(self, dims: Sequence[int], values: Tensor) -> "GaussianMixture":

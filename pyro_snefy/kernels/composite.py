@@ -70,7 +70,7 @@ class Mixed(Kernel):
 
     def matrix(self, bias: Tensor) -> tuple[Tensor | None, Tensor]:
         log_scale, matrices = self.components.matrix(bias.unsqueeze(-2))
-        weights = self.logits.softmax(-1).unsqueeze(-2)  # (*, 1, K)
+        weights = self.logits.softmax(-1)
         if log_scale is None:
             return None, _weighted_sum(weights, matrices)
         largest = log_scale.amax(-2)  # over components
@@ -80,8 +80,10 @@ class Mixed(Kernel):
 
 
 def _weighted_sum(weights: Tensor, matrices: Tensor) -> Tensor:
-    # One matrix product of weights (*, 1, K) and matrices (*, K, n, n).
-    return (weights @ matrices.flatten(-2)).unflatten(-1, matrices.shape[-2:]).squeeze(-3)
+    # One product of weights (*, K) and matrices (*, K, n, n).
+    flat = matrices.flatten(-2)
+    total = weights @ flat if weights.dim() == 1 else (weights.unsqueeze(-2) @ flat).squeeze(-2)
+    return total.unflatten(-1, matrices.shape[-2:])
 
 
 def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Kernel:

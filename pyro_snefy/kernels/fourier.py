@@ -9,6 +9,8 @@ kernels of the cosine and the snake on a normal law are in arXiv:2305.13552, whe
 a factor 1/2; the snake is the activation of arXiv:2006.08195.
 """
 
+__all__ = ["wave_products"]
+
 import math
 from collections.abc import Callable
 from functools import singledispatch
@@ -41,7 +43,13 @@ class _Products(NamedTuple):
 
 
 @singledispatch
-def _products(base: FourierBase, weight: Tensor) -> _Products:
+def wave_products(base: FourierBase, weight: Tensor) -> _Products:
+    r"""The integrals of products of waves of the centred statistic, each :math:`(*, n, n)`.
+
+    Arguments:
+        base: The base.
+        weight: The weights, with shape :math:`(*, n, D)`.
+    """
     return _fourier_products(base, weight)
 
 
@@ -71,7 +79,7 @@ def _error(base: FourierBase, weight: Tensor, sin_sin: Tensor) -> Tensor:
     return 2.0 * sin_sin.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
 
 
-@_products.register
+@wave_products.register
 def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     # With phases P = W C W', products of sines are e^{-(P_ii + P_jj) / 2} sinh P_ij.
     white = base.whiten(weight)
@@ -80,7 +88,7 @@ def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     return _Products(cosh, sinh, None, exact=True)
 
 
-@_products.register
+@wave_products.register
 def _mixture_products(base: GaussianMixture, weight: Tensor) -> _Products:
     if not base.is_concentric:
         return _fourier_products(base, weight)
@@ -108,25 +116,31 @@ def _wave(
     base: FourierBase, weight: Tensor, coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> Separable:
     # Neurons that are combinations of cos(w . t) and sin(w . t), with coefficients of the biases.
-    products = _products(base, weight)
-    scales: tuple[Tensor, ...] = ()
-    if products.exact or not _cancels(base):
-        scales = weight.new_ones(1), _root_of_largest(products.sin_sin)
+    cos_cos, sin_sin, cos_sin, exact = wave_products(base, weight)
+    # Sines of tiny weights times one over their size, which their coefficients have instead: rows
+    # in float32 have the range, and products of sines the errors, of products of cosines.
+    size = _root_of_largest(sin_sin) if exact or not _cancels(base) else weight.new_ones(1)
+    column = size.unsqueeze(-1)
+
+    def features(angle: Tensor) -> Features:
+        cos, sin = coefficients(angle)
+        return Features(None, (cos, sin * size.to(sin.dtype)))
+
+    cross = None if cos_sin is None else cos_sin / column
     return Separable(
-        _present({(0, 0): products.cos_cos, (0, 1): products.cos_sin, (1, 1): products.sin_sin}),
-        lambda angle: Features(None, coefficients(angle)),
+        _present({(0, 0): cos_cos, (0, 1): cross, (1, 1): sin_sin / column.square()}),
+        features,
         _shift(base, weight),
-        0.0 if products.exact else base.mass(weight).amax(),
+        0.0 if exact else base.mass(weight).amax(),
         takes_float32=True,
-        errors=() if products.exact else (0.0, _error(base, weight, products.sin_sin)),
-        scales=scales,
+        errors=() if exact else (0.0, _error(base, weight, sin_sin) / size.square()),
     )
 
 
 def _root_of_largest(matrix: Tensor) -> Tensor:
     # The root of the largest entry of the diagonal, at most one, without a gradient, (*, 1).
     largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
-    return torch.where(largest > 0, largest.clamp(1e-60, 1.0), 1.0).sqrt()
+    return largest.clamp(1e-60, 1.0).sqrt()
 
 
 @register_kernel(Cos, FourierBase)
@@ -149,7 +163,6 @@ def _cis(activation: Cis, base: FourierBase, weight: Tensor) -> Separable:
         _shift(base, weight),
         cosines.unit,
         takes_float32=True,
-        scales=cosines.scales,
     )
 
 
@@ -247,34 +260,40 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     quarter = half / 2.0
     cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
     odd = sinh * cosh - phase * (cosh - sinh) * (cosh + sinh)
-    blocks = {(0, 0): 2 / frequency**2 * sinh * sinh, (1, 1): 2 / frequency**2 * odd}
+    # Blocks are over the largest P / 2, because their errors are relative to P. Features have its
+    # root instead.
+    size = _root_of_largest(phase)
+    inverse = size.unsqueeze(-1) ** -2.0
+    factor = 2 / frequency**2 * inverse
+    blocks = {(0, 0): factor * sinh * sinh, (1, 1): factor * odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
-        blocks[2, 2] = white @ white.mT
-    own = torch.stack([short if activation.offset else decay, decay], dim=-2)
+        blocks[2, 2] = inverse * (white @ white.mT)
+    own = [short if activation.offset else decay, decay, size.expand_as(decay)]
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
     slopes = [white.mT, frequency * decay.unsqueeze(-2) * white.mT] if few else []
-    vectors = torch.cat([own, *slopes], dim=-2)
+    vectors = torch.cat([torch.stack(own, dim=-2), *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
-        # A number that is a tensor of the right dtype need not be converted by each operation.
-        number, rows = centre.new_full((), frequency), vectors.to(centre.dtype)
-        half = centre * (number / 2)
+        # A number that is a tensor of the right dtype need not be converted.
+        half = centre * centre.new_full((), frequency / 2)
         up, across = half.sin(), half.cos()
-        lift = 2 * up * up
-        cos, sin = 1 - lift, 2 * up * across
-        own, decay, *others = rows.unbind(-2)
+        double = up + up
+        lift, sin = double * up, double * across
+        cos = 1 - lift
+        own, decay, size, *others = vectors.to(centre.dtype).unbind(-2)
+        size = size.detach()
         # (1 - e cos β) / f = (2 sin(β / 2)^2 + (1 - e) cos β) / f, which is accurate for small β.
-        mean = centre + lift / number + own * cos if activation.offset else centre - own * cos
+        if activation.offset:
+            mean = torch.add(centre, lift, alpha=1 / frequency) + own * cos
+        else:
+            mean = centre - own * cos
         if not few:
-            slope = 1 + number * decay * sin
-            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
+            slope = 1 + frequency * decay * sin
+            return Features(None, (size * cos, size * sin, size * slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
-        return Features(None, (cos, sin), torch.stack([mean, *slopes]))
+        return Features(None, (size * cos, size * sin), torch.stack([mean, *slopes]))
 
     unit = 1 / frequency**2
-    scales = (_root_of_largest(phase),) * len(blocks)  # errors are relative to P
-    return Separable(
-        blocks, features, _shift(base, weight), unit, takes_float32=True, scales=scales
-    )
+    return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)

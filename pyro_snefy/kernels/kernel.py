@@ -120,8 +120,6 @@ class Separable(Kernel):
             their diagonals. Zero, as a float, says that there are no other errors.
         takes_float32: Whether rows of biases may be in float32, and so may their features. There
             are no features of ones then.
-        scales: For each :math:`p`, numbers :math:`s_p` of shape :math:`(*, 1)`, or None for one, so
-            that blocks over :math:`s_p s_q` have these errors. Empty for ones.
         errors: For each :math:`p`, the absolute error of :math:`G^{pp}` over eps, if it is a
             difference of larger numbers, or zero. Empty if all blocks have relative errors of eps.
 
@@ -140,7 +138,6 @@ class Separable(Kernel):
         unit: Tensor | float = 1.0,
         takes_float32: bool = False,
         errors: Sequence[Tensor | float] = (),
-        scales: Sequence[Tensor] = (),
     ) -> None:
         self.blocks = blocks
         self.features = features
@@ -148,19 +145,16 @@ class Separable(Kernel):
         self.takes_float32 = self.has_factor = takes_float32
         self.unit, self.exact = unit, isinstance(unit, float) and not unit
         self.errors = errors
-        self.scales = scales
 
     def log_normalizer(self, form: Form, bias: Tensor) -> Tensor:
         if bias.dim() == 1:
             return self._log_normalizer_of_one(form, bias, 0.0 if self.exact else 1.0)
         bias = self._shifted(bias)
-        scales = self.scales if bias.dtype == torch.float32 else ()  # float64 needs none
-        blocks = {key: _unscaled(key, block, scales) for key, block in self.blocks.items()}
 
         def log_trace(rows: Tensor) -> Tensor:
-            return form.log_trace(_scaled(self.features(rows), scales), blocks, self.unit)
+            return form.log_trace(self.features(rows), self.blocks, self.unit)
 
-        batches = (block.shape[:-2] for block in blocks.values())
+        batches = (block.shape[:-2] for block in self.blocks.values())
         batch = broadcast_shapes(form.matrix.shape[:-2], *batches)
         return in_chunks(log_trace, bias, batch, _ROWS // bias.shape[-1])
 
@@ -191,20 +185,6 @@ class Separable(Kernel):
             total = total + (term if p == q else 2 * term)
         log_norm = total.clamp(min=0).log()
         return log_norm if log_scale is None else log_norm + 2 * log_scale
-
-
-def _unscaled(key: tuple[int, int], block: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
-    pair = (scales[p] for p in key) if scales else ()
-    present = [scale.unsqueeze(-1) for scale in pair if scale is not None]
-    return block / math.prod(present[1:], start=present[0]) if present else block
-
-
-def _scaled(features: Features, scales: Sequence[Tensor | None]) -> Features:
-    if not scales:
-        return features
-    pairs = zip(features.values, scales, strict=True)
-    values = (x if x is None or s is None else x * s.to(x.dtype) for x, s in pairs)
-    return features._replace(values=tuple(values))
 
 
 def _outer(direct: Tensor) -> Tensor:

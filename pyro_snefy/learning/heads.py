@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import Tensor, addcmul
+from torch import Tensor
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
 
@@ -149,13 +149,12 @@ class LocationScale(Head):
 
     def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
         event = parameters.loc.shape
-        shift, raw = (
-            x.unflatten(-1, event) if event else x.squeeze(-1) for x in outputs.chunk(2, -1)
-        )
+        pair = outputs.unflatten(-1, (2, *event)) if event else outputs
+        shift, raw = pair.unbind(-1 - len(event))
         # One where the output is zero: a fresh network leaves the scale as it is.
         stretch = self.floor + softplus(raw + math.log(math.expm1(1 - self.floor)))
         loc, scale = parameters.loc, parameters.scale
-        return parameters._replace(loc=addcmul(loc, scale, shift), scale=scale * stretch)
+        return parameters._replace(loc=loc + scale * shift, scale=scale * stretch)
 
 
 @dataclass(frozen=True)

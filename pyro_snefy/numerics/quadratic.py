@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .elementwise import forward_mode, primals
-from .linalg import Layout, fold, unfold
+from .linalg import fold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
 # semi-definite but for rounding has a Cholesky factor then; float32 does not see the change.
@@ -69,8 +69,9 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     values = function.apply(folded, matrix, unit, rows.shape[-2])
     if layout is None:
         return values.squeeze(-1)
-    layout = Layout(layout.shape[:-1], layout.order[:-1])
-    return unfold(values.unsqueeze(-1), layout).squeeze(-1)
+    shape, order = layout.shape[:-1], layout.order[:-1]
+    values = values if values.shape == shape else values.reshape(shape)
+    return values if order == tuple(range(len(order))) else values.permute(order)
 
 
 class _Trace(Function):

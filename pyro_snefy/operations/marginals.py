@@ -18,6 +18,7 @@ from torch import Size, Tensor
 from ..activations import Cos, Exp, Sin
 from ..bases import FourierBase
 from ..kernels import Separable
+from ..kernels.fourier import wave_products
 from ..network import Network
 from ..numerics.forms import Gram
 
@@ -85,8 +86,8 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
     integral = others.kernel()
     if not isinstance(integral, Separable):
         return joint
-    neurons = _exponentials if isinstance(wide.activation, Exp) else _waves
-    small = neurons(others, integral, kept)
+    exponential = isinstance(wide.activation, Exp)
+    small = _exponentials(others, integral, kept) if exponential else _waves(others, kept)
     small = replace(small, base=law, batch_shape=network.batch_shape).to(network.weight.dtype)
     return small, list(range(len(dims)))
 
@@ -100,15 +101,15 @@ def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network
     return replace(others, weight=kept, bias=bias, form=Gram(gram))
 
 
-def _waves(others: Network, integral: Separable, kept: Tensor) -> Network:
+def _waves(others: Network, kept: Tensor) -> Network:
     # Each wave becomes two waves, the second a quarter of a turn ahead.
     gram, base = others.form.gram(), others.latent().base
     assert isinstance(base, FourierBase)
     mean = base.mean(others.weight)
     bias = others.bias + (others.weight * mean.unsqueeze(-2)).sum(-1)
-    blocks = {key: gram * block for key, block in integral.blocks.items()}
-    cross = blocks.get((0, 1), torch.zeros_like(gram))
-    first, second, cross = torch.broadcast_tensors(blocks[0, 0], blocks[1, 1], cross)
+    cos_cos, sin_sin, cos_sin, _ = wave_products(base, others.weight)
+    cross = torch.zeros_like(gram) if cos_sin is None else gram * cos_sin
+    first, second, cross = torch.broadcast_tensors(gram * cos_cos, gram * sin_sin, cross)
     upper = torch.cat([first, cross], dim=-1)
     lower = torch.cat([cross.mT, second], dim=-1)
     return replace(

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.perf
 
 # The most operations of forward and backward: without validation, with validation.
 MOST = {
-    "default likelihood": (220, 240),
+    "default likelihood": (220, 220),
     "location and scale, bias, readout": (330, 350),
 }
 

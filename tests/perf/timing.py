@@ -10,7 +10,9 @@ from pathlib import Path
 def medians(
     steps: Mapping[str, Callable[[], object]], seconds: float = 4.0, least: int = 5
 ) -> dict[str, float]:
-    """Median times of several steps in seconds, taken in turns: all see the same noise.
+    """Median times of several steps in seconds of this process, taken in turns.
+
+    All see the same noise, and what other processes do is not counted.
 
     A step runs a few times in its turn, and the first of them is not counted: it finds the caches,
     and the memory that it needs, in the state that the step before has left, which may have filled
@@ -30,9 +32,9 @@ def medians(
         for name, step in steps.items():
             step()
             for _ in range(2):
-                begin = time.perf_counter()
+                begin = time.process_time()
                 step()
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(time.process_time() - begin)
         turns += 1
     return {name: statistics.median(values) for name, values in times.items()}
 
