@@ -19,6 +19,7 @@ from pyro_snefy.bases import (
     Poisson,
     Product,
     Standardized,
+    StudentT,
     UniformCube,
     UniformSphere,
 )
@@ -439,6 +440,7 @@ def test_no_waiting_for_the_device() -> None:
     [
         UniformCube(2),
         UniformSphere(2),
+        StudentT(4.0, torch.zeros(2), torch.ones(2)),
         Product([Gaussian([0.0], [1.0]), Poisson(2.0)]),
     ],
     ids=str,

@@ -140,7 +140,7 @@ def _wave(
 def _root_of_largest(matrix: Tensor) -> Tensor:
     # The root of the largest entry of the diagonal, at most one, without a gradient, (*, 1).
     largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)
-    return largest.clamp(1e-60, 1.0).sqrt()
+    return largest.clamp(max(1e-60, torch.finfo(matrix.dtype).tiny), 1.0).sqrt()
 
 
 @register_kernel(Cos, FourierBase)
