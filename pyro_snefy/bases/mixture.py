@@ -27,14 +27,14 @@ class MixtureBase(FourierBase, LaplaceBase):
     .. math:: \varphi(\omega) = \sum_k \pi_k e^{i \omega \cdot (c_k - c)} \varphi_k(\omega), \quad
         A(\eta) = \log \sum_k \pi_k e^{A_k(\eta)}
 
-    A subclass must supply :meth:`log_weights`, :meth:`evaluate` and :meth:`scatter`.
+    A subclass must supply :meth:`log_weights`, ``_evaluate`` and ``_scatter``.
     """
 
     def log_weights(self) -> Tensor:
         r"""The logarithms :math:`\log \pi_k`, with shape :math:`(*, K)`."""
         raise NotImplementedError
 
-    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+    def _evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         r"""Evaluates ``function(base, argument)`` on all components; the argument is (*, E, D).
 
         Each result, with None for zeros, gets the components as the dimension before its last
@@ -42,7 +42,7 @@ class MixtureBase(FourierBase, LaplaceBase):
         """
         raise NotImplementedError
 
-    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
+    def _scatter(self, component: Tensor, draw: Draw) -> Tensor:
         r"""Draws an event for each row, from the component of the row, by ``draw(base, rows)``.
 
         The mixture has no batch dimension, or one of length :math:`N`, and so have its components.
@@ -51,14 +51,14 @@ class MixtureBase(FourierBase, LaplaceBase):
 
     def sample_member(self, eta: Tensor) -> Tensor:
         rows = eta.unsqueeze(-2)
-        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), rows, rank=1)
+        (values,) = self._evaluate(lambda base, x: (base.log_partition(x),), rows, rank=1)
         component = choose(self.log_weights() + values.squeeze(-1))
-        return self.scatter(component, lambda base, rows: base.sample_member(eta[rows]))
+        return self._scatter(component, lambda base, rows: base.sample_member(eta[rows]))
 
     def sample_square(self, weight: Tensor) -> Tensor:
         # In component k, v = w·(t - c_k) + w·(c_k - c): its own v and a constant shift.
         like = weight.unsqueeze(-2)
-        (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
+        (within,) = self._evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
         _, offsets, shares = self._centres(like)
         shift = (offsets * like).sum(-1)  # (N, K)
         spread = (within @ like.mT.unsqueeze(-3)).squeeze(-1)  # (N, K, D)
@@ -70,15 +70,15 @@ class MixtureBase(FourierBase, LaplaceBase):
             own = shift[rows]
             return base.sample_quadratic(weight[rows], own.square(), 2 * own, torch.ones_like(own))
 
-        return self.scatter(component, draw)
+        return self._scatter(component, draw)
 
     def _masses(self, like: Tensor) -> Tensor:
-        (mass,) = self.evaluate(lambda base, x: (base.mass(x),), like, rank=0)
+        (mass,) = self._evaluate(lambda base, x: (base.mass(x),), like, rank=0)
         return self.log_weights().exp() * mass
 
     def _centres(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The mean c, (*, D), the offsets c_k - c, (*, K, D), and the shares of mass, (*, K).
-        (means,) = self.evaluate(lambda base, x: (base.mean(x),), like, rank=1)
+        (means,) = self._evaluate(lambda base, x: (base.mean(x),), like, rank=1)
         masses = self._masses(like)
         shares = masses / masses.sum(-1, keepdim=True)
         mean = (shares.unsqueeze(-1) * means).sum(-2)
@@ -91,13 +91,13 @@ class MixtureBase(FourierBase, LaplaceBase):
         return self._centres(like)[0]
 
     def covariance(self, like: Tensor) -> Tensor:
-        (within,) = self.evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
+        (within,) = self._evaluate(lambda base, x: (base.covariance(x),), like, rank=2)
         _, offsets, shares = self._centres(like)
         between = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)
         return (shares[..., None, None] * (within + between)).sum(-3)
 
     def characteristic(self, omega: Tensor) -> tuple[Tensor, Tensor | None]:
-        real, imag = self.evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
+        real, imag = self._evaluate(lambda base, x: base.characteristic(x), omega, rank=1)
         phase, weights = self._phase(omega), self.log_weights().exp().unsqueeze(-1)
         return _rotated_sum(weights * real, weights * imag, phase.cos(), phase.sin(), dim=-2)
 
@@ -109,14 +109,14 @@ class MixtureBase(FourierBase, LaplaceBase):
 
     def _deficits(self, omega: Tensor) -> tuple[Tensor, Tensor]:
         # The terms of the components, (*, K, E).
-        real, imag = self.evaluate(lambda base, x: base.deficit(x), omega, rank=1)
+        real, imag = self._evaluate(lambda base, x: base.deficit(x), omega, rank=1)
         half, masses = self._phase(omega) / 2, self._masses(omega).unsqueeze(-1)
         weights = self.log_weights().exp().unsqueeze(-1)
         return _turned(masses, weights * real, weights * imag, half.cos(), half.sin())
 
     def characteristic_moment(self, omega: Tensor) -> tuple[Tensor | None, Tensor]:
         # Σ π e^{iθ} (slope + (c_k - c) φ). Offsets have the mean zero, so that deficits serve.
-        slopes = self.evaluate(lambda base, x: base.characteristic_moment(x), omega, rank=2)
+        slopes = self._evaluate(lambda base, x: base.characteristic_moment(x), omega, rank=2)
         offsets = self._centres(omega)[1].unsqueeze(-2)  # (*, K, 1, D)
         phase = self._phase(omega).unsqueeze(-1)  # (*, K, E, 1)
         weights = self.log_weights().exp()[..., None, None]
@@ -132,7 +132,7 @@ class MixtureBase(FourierBase, LaplaceBase):
         cos, sin = half.cos(), half.sin()
         cc, ss, sc = _outer(cos, cos), _outer(sin, sin), _outer(sin, cos)
         cs = sc.mT
-        parts = self.evaluate(lambda base, x: sum(base.pair_deficits(x), ()), weight, rank=2)
+        parts = self._evaluate(lambda base, x: sum(base.pair_deficits(x), ()), weight, rank=2)
         real_minus, imag_minus, real_plus, imag_plus = (weights * part for part in parts)
         minus = _turned(masses, real_minus, imag_minus, cc + ss, sc - cs)
         plus = _turned(masses, real_plus, imag_plus, cc - ss, sc + cs)
@@ -143,13 +143,13 @@ class MixtureBase(FourierBase, LaplaceBase):
         return (self._centres(omega)[1].unsqueeze(-2) * omega.unsqueeze(-3)).sum(-1)
 
     def log_partition(self, eta: Tensor) -> Tensor:
-        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
+        (values,) = self._evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
         return (self.log_weights().unsqueeze(-1) + values).logsumexp(-2)
 
     def member_moments(self, eta: Tensor) -> tuple[Tensor, Tensor]:
-        (values,) = self.evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
-        (means,) = self.evaluate(lambda base, x: base.member_moments(x)[:1], eta, rank=2)
-        (spreads,) = self.evaluate(lambda base, x: base.member_moments(x)[1:], eta, rank=3)
+        (values,) = self._evaluate(lambda base, x: (base.log_partition(x),), eta, rank=1)
+        (means,) = self._evaluate(lambda base, x: base.member_moments(x)[:1], eta, rank=2)
+        (spreads,) = self._evaluate(lambda base, x: base.member_moments(x)[1:], eta, rank=3)
         shares = (self.log_weights().unsqueeze(-1) + values).softmax(-2).unsqueeze(-1)
         mean = (shares * means).sum(-3)  # (*, E, d), a sum over (*, K, E, d)
         offsets = means - mean.unsqueeze(-3)
@@ -184,12 +184,12 @@ class BatchedMixture(MixtureBase):
         """The components, as one base with the components in its last batch dimension."""
         raise NotImplementedError
 
-    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+    def _evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         values = function(self.components, argument.unsqueeze(-3))
         filler = next(value for value in values if value is not None)
         return tuple(torch.zeros_like(filler) if value is None else value for value in values)
 
-    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
+    def _scatter(self, component: Tensor, draw: Draw) -> Tensor:
         rows = torch.arange(len(component), device=component.device)
 
         def pick(x: Tensor, rank: int) -> Tensor:
@@ -459,7 +459,7 @@ class Mixture(MixtureBase):
     def statistic(self, x: Tensor) -> Tensor:
         return self.bases[0].statistic(x)
 
-    def scatter(self, component: Tensor, draw: Draw) -> Tensor:
+    def _scatter(self, component: Tensor, draw: Draw) -> Tensor:
         out = self.logits.new_empty((len(component), *self.event_shape))
         for k, base in enumerate(self.bases):
             (rows,) = (component == k).nonzero(as_tuple=True)
@@ -470,7 +470,7 @@ class Mixture(MixtureBase):
     def log_weights(self) -> Tensor:
         return self.logits.log_softmax(-1)
 
-    def evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
+    def _evaluate(self, function: Evaluation, argument: Tensor, rank: int) -> tuple[Tensor, ...]:
         rows = [function(base, argument) for base in self.bases]
         # Components without tensors lack the batch dimensions of the others.
         batch = broadcast_shapes(self.batch_shape, argument.shape[:-2])
