@@ -256,10 +256,11 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     decay = cutoff_exp(-math.log(frequency) - half)  # e / f
     short = torch.expm1(-half) / -frequency  # (1 - e) / f
     # With h = P / 2, and with c and s for cosh h and sinh h times e^{-(P_ii + P_jj) / 4},
-    # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h (c^2 - s^2)).
+    # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h e_i e_j).
     quarter = half / 2.0
     cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
-    odd = sinh * cosh - phase * (cosh - sinh) * (cosh + sinh)
+    damped = frequency * decay
+    odd = sinh * cosh - phase * (damped.unsqueeze(-1) * damped.unsqueeze(-2))
     # Blocks are over the largest P / 2, because their errors are relative to P. Features have its
     # root instead.
     size = _root_of_largest(phase)
@@ -271,7 +272,7 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
         blocks[2, 2] = inverse * (white @ white.mT)
     own = [short if activation.offset else decay, decay, size.expand_as(decay)]
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
-    slopes = [white.mT, frequency * decay.unsqueeze(-2) * white.mT] if few else []
+    slopes = [white.mT, damped.unsqueeze(-2) * white.mT] if few else []
     vectors = torch.cat([torch.stack(own, dim=-2), *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
