@@ -152,6 +152,9 @@ def _bases() -> dict[str, Base]:
         "diagonal": Gaussian(LOC, SCALE),
         "full": Gaussian(LOC, scale_tril=TRIL),
         "mixture": MIXTURE,
+        "scalar mixture": GaussianMixture(
+            _t([0.3, -0.2]), MIXTURE.loc[:, 0], MIXTURE.scale[:, 0], event_dim=0
+        ),
         "full mixture": GaussianMixture(
             _t([0.3, -0.2]), MIXTURE.loc, scale_tril=torch.stack([TRIL, 2 * TRIL])
         ),

@@ -70,8 +70,12 @@ class _Update(NamedTuple):
     factor: Tensor
     is_diagonal: bool
 
-    def gaussian(self, mean: Tensor) -> Gaussian:
-        # The law with the covariance Ĉ and another mean.
+    def gaussian(self, mean: Tensor, event_dim: int = 1) -> Gaussian:
+        # The law with the covariance Ĉ and another mean, of a vector or of a number.
+        if not event_dim:
+            factor = self.factor.squeeze(-1)
+            factor = factor if self.is_diagonal else factor.squeeze(-1)
+            return Gaussian(mean.squeeze(-1), factor, event_dim=0, validate_args=False)
         if self.is_diagonal:
             return Gaussian(mean, self.factor, validate_args=False)
         return Gaussian(mean, scale_tril=self.factor, validate_args=False)
@@ -116,7 +120,7 @@ def _log_numerator(network: Network, observation: Observation, y: Tensor) -> Ten
     if isinstance(base, GaussianMixture):
         gaussians = base.gaussians
         update = _update(gaussians, *_per_component(observation, y))
-        inner = network.over(update.gaussian(torch.zeros_like(gaussians.loc)))
+        inner = network.over(update.gaussian(torch.zeros_like(gaussians.mean(y))))
     else:
         update = _update(base, observation, y)
         inner = replace(network, base=update.gaussian(torch.zeros_like(base.mean(y))))
@@ -166,22 +170,18 @@ def posterior(base: Base, observation: Observation, y: Tensor) -> Base:
     result: Base
     if isinstance(inner, GaussianMixture):
         update = _update(inner.gaussians, *_per_component(observation, y))
-        law = update.gaussian(update.mean)
+        law = update.gaussian(update.mean, base.event_dim)
         result = GaussianMixture(
             inner.log_weights() + update.log_density,
             law.loc,
             law.scale,
             scale_tril=law.scale_tril,
+            event_dim=base.event_dim,
             validate_args=False,
         )
     else:
         update = _update(inner, observation, y)
-        result = update.gaussian(update.mean)
-        if not base.event_dim:
-            factor = update.factor.squeeze(-1)
-            factor = factor if update.is_diagonal else factor.squeeze(-1)
-            mean = update.mean.squeeze(-1)
-            result = Gaussian(mean, factor, event_dim=0, validate_args=False)
+        result = update.gaussian(update.mean, base.event_dim)
     if loc is not None and scale is not None:
         if not base.event_dim:
             loc, scale = loc.squeeze(-1), scale.squeeze(-1)
