@@ -96,8 +96,8 @@ def test_an_intercept_is_recovered() -> None:
             with pyro.plate("rows", each, dim=-1):
                 pyro.sample("y", family().with_mean(intercept + effect), obs=y)
 
-    svi = SVI(model, AutoDelta(model), ClippedAdam({"lr": 0.05, "lrd": 0.99}), Trace_ELBO())
-    for _ in range(300):
+    svi = SVI(model, AutoDelta(model), ClippedAdam({"lr": 0.05, "lrd": 0.996}), Trace_ELBO())
+    for _ in range(500):
         svi.step()
     assert abs(pyro.param("intercept").item() - truth) < 0.4
     pyro.clear_param_store()
