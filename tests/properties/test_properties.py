@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Size, Tensor
 
-from pyro_snefy import SNEFY, bases
+from pyro_snefy import SNEFY, PoissonProcess, bases
 from pyro_snefy.testing import integrate
 from tests.properties import known
 from tests.properties.events import events
@@ -347,6 +347,49 @@ def test_intervals(description: Call, seed: int) -> None:
         raise
     allowed = 1e-9 + _BUDGET * EPS * law.condition_number
     assert ((found - expected).abs() <= allowed).all(), f"{found} != {expected}, [{low}, {high}]"
+
+
+@given(laws("one", batch=()), seeds)
+def test_censoring(description: Call, seed: int) -> None:
+    """Values at a bound have the mass beyond it, and values between bounds their density."""
+    law = _law(description)
+    assume(not law.event_shape and not law.base.is_discrete and not _has_atoms(law.base))
+    low, x, high = events(law, seed, 3).sort(0).values
+    assume(bool(low < x) and bool(x < high))
+    try:
+        censored = law.censored(low, high)
+        found = torch.stack([censored.log_prob(value).exp() for value in (low, high)])
+        expected = torch.stack([law.cdf(low), 1 - law.cdf(high)])
+    except NotImplementedError:
+        assume(False)
+        raise
+    allowed = 1e-9 + _BUDGET * EPS * law.condition_number
+    assert ((found - expected).abs() <= allowed).all(), f"{found} != {expected}, [{low}, {high}]"
+    assert censored.log_prob(x) == law.log_prob(x)
+
+
+@given(laws(batch=()), seeds)
+def test_point_processes(description: Call, seed: int) -> None:
+    """The likelihood of points is the one of their number times the densities of each."""
+    law = _law(description, largest=30.0)
+    rate, points = 2.0, events(law, seed, 3)
+    process = PoissonProcess(
+        law.weight,
+        law.bias,
+        law.readout,
+        gram=law.gram,
+        activation=law.activation,
+        base=law.base,
+        rate=rate,
+    )
+    densities = law.log_prob(points)
+    assume(bool(densities.isfinite().all()))
+    mean = rate * law.log_normalizer.exp()
+    expected = densities.sum() + 3 * mean.log() - mean
+    # The mean is as large as e^30, and a sum of numbers of its size is rounded to its precision.
+    allowed = _BUDGET * EPS * (densities.abs().sum() + (1 + mean) * (1 + law.condition_number))
+    found = process.log_prob(points)
+    assert (found - expected).abs() <= allowed, f"{found} != {expected}"
 
 
 @given(laws("several", batch=()), seeds)
