@@ -26,7 +26,7 @@ from pyro_snefy import conditional_snefy, fit, snefy
 from pyro_snefy.activations import Cos
 from pyro_snefy.bases import Gaussian, GaussianMixture
 from pyro_snefy.learning import History
-from pyro_snefy.learning.fitting import _bounded
+from pyro_snefy.learning.best import bounded_mean
 from pyro_snefy.learning.joint import JointSNEFY
 from pyro_snefy.learning.parallel import Processes
 from pyro_snefy.learning.rows import Loader, random_order
@@ -96,14 +96,14 @@ def test_rows_that_fit_are_never_cut() -> None:
     """The bound is not reached by normal, exponential or Cauchy rows under their own law."""
     for law in (dist.Normal(0.0, 1.0), dist.Exponential(1.0), dist.Cauchy(0.0, 1.0)):
         values = -law.log_prob(law.sample((5000,))).double()
-        value, extremes = _bounded(values, None)
+        value, extremes = bounded_mean(values, None)
         assert value == pytest.approx(values.mean().item(), abs=1e-9)
         assert len(extremes) == 0
     # Many bad rows still count: 5 % at the bound of 20 nats above the median.
     values = torch.cat([torch.zeros(95), torch.full((5,), 1e6)]).double()
-    assert _bounded(values, None).value == pytest.approx(0.05 * 20.0)
-    assert _bounded(torch.tensor([1.0, 2.0, math.nan]).double(), None).value != 0.0
-    assert math.isnan(_bounded(torch.tensor([1.0, 2.0, math.nan]).double(), None).value)
+    assert bounded_mean(values, None).value == pytest.approx(0.05 * 20.0)
+    assert bounded_mean(torch.tensor([1.0, 2.0, math.nan]).double(), None).value != 0.0
+    assert math.isnan(bounded_mean(torch.tensor([1.0, 2.0, math.nan]).double(), None).value)
 
 
 def test_weights_are_repetitions() -> None:

@@ -6,6 +6,7 @@ __all__ = [
     "Bias",
     "ConditionalPointProcess",
     "ConditionalSNEFY",
+    "FitDefaults",
     "Head",
     "History",
     "JointSNEFY",
@@ -28,3 +29,4 @@ from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .joint import JointSNEFY, snefy
 from .point_process import ConditionalPointProcess, PointProcess, point_process
 from .readout import fit_readout
+from .settings import FitDefaults

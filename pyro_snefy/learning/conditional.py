@@ -34,6 +34,7 @@ from .initialization import (
     robust_location_scale,
 )
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .settings import FitDefaults
 from .statistics import spread
 from .units import location_scale, to_data_units
 
@@ -73,6 +74,7 @@ class ConditionalSNEFY(FamilyModule):
         torch.Size([2])
     """
 
+    fit_defaults = FitDefaults(batches=16, batch_sizes=(64, 128), epochs=(100, math.inf))
     loc: Tensor
     scale: Tensor
     context_loc: Tensor

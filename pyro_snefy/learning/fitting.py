@@ -2,15 +2,14 @@ r"""Maximum likelihood by SVI, with minibatches, validation, early stopping and 
 
 __all__ = ["History", "fit"]
 
-import inspect
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import torch
@@ -21,16 +20,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from ..activations import Exp
+from .best import Average, Best, Score, bounded_mean
 from .checkpoints import random_state, read_checkpoint, set_random_state, write_checkpoint
-from .conditional import ConditionalSNEFY
 from .defaults import AsinhNet
 from .history import History
-from .joint import JointSNEFY
+from .inputs import Data, Inputs, inputs
 from .parallel import Processes, processes
-from .parameters import check_sizes
 from .point_process import fits_processes
-from .rows import Loader, Memory, Rows, as_tensor, random_order
+from .rows import Loader, Memory, Rows, random_order
+from .settings import FitDefaults, Settings, defaults_of, settings
 from .statistics import spread
 
 # The share of steps in which the learning rate rises. Adam's estimates of the squared gradients are
@@ -39,23 +37,10 @@ _WARM_UP = 0.02
 # The largest norm of the gradient of a mean log-likelihood. Longer gradients are scaled to this
 # norm, so that one outlier cannot move the parameters far.
 _CLIP = 10.0
-# Steps at least, by default: a network learns slowly from few rows.
-_STEPS = 3000
-# Rows in a batch with contexts, by default: a sixteenth of the rows, within these bounds.
-_FEWEST, _MOST = 64, 128
 # Few rows do not determine a network. From N rows, it learns with a dropout of 20 / N, at most 0.1
 # (Srivastava et al., 2014).
 _DROPPED, _DROPOUT = 20.0, 0.1
-# Networks are judged and kept at an average of their parameters, over about this many steps: the
-# noise of minibatches averages out (Polyak and Juditsky, 1992).
-_AVERAGED = 100
-# A validation row counts for at most these nats above the median, or ten times the distance from
-# the median to the 90th percentile. Rows of a law that fits exceed it once in 500,000.
-_BOUND, _REACH = 20.0, 10.0
 _FAR = 10.0  # nats per coordinate above a normal law: a start that should have seen the data
-_SOLVED = 50_000  # rows at most for the convex fit at the end
-
-Data = Any  # a Tensor, an array or a data frame
 
 
 class _Likelihood(nn.Module):
@@ -129,6 +114,9 @@ def fit(
     :math:`\min(0.1, 20 / N)`. A family without a context then gets the most likely readout, see
     :func:`~pyro_snefy.fit_readout`, if the validation rows are more likely with it.
 
+    A module may state its own defaults: its attribute ``fit_defaults`` is then a
+    :class:`~pyro_snefy.learning.FitDefaults`.
+
     Epochs are compared by the mean negative log-likelihood of the validation rows. A row that is
     more than :math:`\max(20, 10 (q_{90} - q_{50}))` nats above their median :math:`q_{50}` counts
     as if it were there, so that one extreme row cannot decide; a warning names such rows.
@@ -197,53 +185,10 @@ def fit(
     _check_module(module)
     like = next(p for p in module.parameters() if p.requires_grad)
     with processes(like.device) as group:
-        data = _data(module, x, context, weights, noise, validation, like)
-        settings = _settings(module, data.size, max_epochs, batch_size, lr, patience)
-        run = _Run(module, data, settings, group, Path(checkpoint) if checkpoint else None)
+        data = inputs(module, x, context, weights, noise, validation, like)
+        chosen = settings(module, data.size, max_epochs, batch_size, lr, patience)
+        run = _Run(module, data, chosen, group, Path(checkpoint) if checkpoint else None)
         return run(progress and group.rank == 0, callback)
-
-
-class _Settings(NamedTuple):
-    max_epochs: int
-    batch_size: int
-    lr: float
-    patience: int
-
-
-class _Data(NamedTuple):
-    rows: Rows | DataLoader
-    share: float  # of the rows that are held out
-    held_out: Rows | None  # rows that were given to validate
-    like: Tensor  # on the device and in the dtype of the module
-    size: int | None  # the number of rows, if it is known
-
-
-def _settings(
-    module: nn.Module,
-    count: int | None,
-    max_epochs: int | None,
-    batch_size: int | None,
-    lr: float | None,
-    patience: int | None,
-) -> _Settings:
-    joint, conditional = isinstance(module, JointSNEFY), isinstance(module, ConditionalSNEFY)
-    if batch_size is None:
-        batch_size = min(max(256, (count or 0) // 20), 1024) if joint else 256
-        if conditional:
-            batch_size = min(max(_FEWEST, (count or 0) // 16), _MOST)
-    check_sizes("fit", batch_size=batch_size)
-    if max_epochs is None:
-        steps = 20 if count is None else -(-count // batch_size)  # of an epoch
-        least = 100 if conditional else 200
-        max_epochs = min(max(60, 1200 // steps), 400) if joint else max(least, _STEPS // steps)
-        patience = max(30, 3 * max_epochs // 20) if patience is None and not joint else patience
-    patience = 30 if patience is None else patience
-    check_sizes("fit", max_epochs=max_epochs, patience=patience)
-    if lr is None:
-        lr = 2e-2 if joint else 5e-3
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"fit: expected a finite lr > 0, got {lr!r}.")
-    return _Settings(int(max_epochs), int(batch_size), float(lr), int(patience))
 
 
 class _Run:
@@ -252,15 +197,15 @@ class _Run:
     def __init__(
         self,
         module: nn.Module,
-        data: _Data,
-        settings: _Settings,
+        data: Inputs,
+        settings: Settings,
         group: Processes,
         path: Path | None,
     ) -> None:
         self.module, self.settings, self.group, self.path = module, settings, group, path
         self.model = _Likelihood(module)
         self.numbers: Tensor | None = None  # of the validation rows among all rows
-        self.expected = {**settings._asdict(), "rows": data.size, "data": _checksum(data)}
+        self.expected = {**settings._asdict(), "rows": data.size, "data": data.checksum()}
         saved: Any = None if path is None else read_checkpoint(path, self.expected, group)
         if saved is not None:
             module.load_state_dict(saved["module"])
@@ -282,17 +227,16 @@ class _Run:
             held_out, rest = order.tensor_split([int(data.share * len(order))])
             if len(held_out):
                 self.held_out, self.numbers = data.rows.take(held_out), held_out
-            self.source = Memory(_normalized(data.rows.take(rest)), settings.batch_size, group)
+            self.source = Memory(data.rows.take(rest).normalized(), settings.batch_size, group)
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         # Complex parameters cannot be fused.
         fused = all(p.is_floating_point() for p in self.parameters)
         self.optimizer = torch.optim.Adam(self.parameters, lr=settings.lr, fused=fused)
         total = len(self.source) * settings.max_epochs
         self.schedule = LambdaLR(self.optimizer, _Schedule(total))
-        # The convex solve at the end does for the readout of a joint family what averages would.
         noisy = self.rows is not None and self.rows.noise is not None
-        span = 1 if isinstance(module, JointSNEFY) and not noisy else _AVERAGED
-        self.average = _Average(self.parameters, span)
+        averaged = (FitDefaults() if noisy else defaults_of(module)).averaged
+        self.average = Average(self.parameters, averaged)
         self.history, self.first_epoch = History(), 0
         self.saved = saved
 
@@ -315,7 +259,7 @@ class _Run:
         with pyro.get_param_store().scope(), bar, _dropout(module, len(self.rows or ())):
             self._check_support()
             with pyro.validation_enabled(False):
-                best = self.best = _Best(module, self._score())
+                best = self.best = Best(module, self._score())
                 self._warn_of_start()
                 if self.saved is not None:
                     self._resume()
@@ -345,7 +289,7 @@ class _Run:
                         best.offer_end(self._score())
                     history.kept_start = best.values is best.first
                     module.train(was_training)
-                self._solve_readout()
+                self._finish()
                 module.train(was_training)
         self._warn_of_extremes()
         return history
@@ -391,10 +335,10 @@ class _Run:
                 self.history.best_epoch = epoch
 
     @torch.no_grad()
-    def _score(self) -> "_Score":
+    def _score(self) -> Score:
         rows = self.judges
         if rows is None:
-            return _Score(math.inf, torch.zeros(0, device=self.parameters[0].device))
+            return Score(math.inf, torch.zeros(0, device=self.parameters[0].device))
         self.model.eval()
         size, group = 4 * self.settings.batch_size, self.group
         values = torch.zeros(len(rows), dtype=torch.float64, device=rows.x.device)
@@ -404,7 +348,7 @@ class _Run:
                 log_prob = self.model.distribution(some, partial).log_prob(some.x)
                 values[k * size : (k + 1) * size] = -log_prob
         group.add([values])
-        return _bounded(values, rows.weights)
+        return bounded_mean(values, rows.weights)
 
     def _write(self, epoch: int) -> None:
         if self.path is None or self.group.rank:
@@ -434,24 +378,16 @@ class _Run:
         self.average.values, self.average.steps = saved["average"], saved["steps"]
         set_random_state(saved["random"])
 
-    def _solve_readout(self) -> None:
-        # The most likely readout for the neurons that were found, if validation agrees.
-        module, rows, judges = self.module, self.rows, self.held_out
-        if not isinstance(module, JointSNEFY) or isinstance(module.activation, Exp):
+    def _finish(self) -> None:
+        # A module may know how to become better at the end. Validation has to agree.
+        finish, rows, judges = getattr(self.module, "finish_fit", None), self.rows, self.held_out
+        if finish is None or rows is None or judges is None:
             return
-        if not module.readout.requires_grad:
-            return
-        if rows is not None and rows.noise is not None:
-            return  # the solve is for events without noise
-        if rows is None or judges is None or self.history.kept_start or self.history.interrupted:
+        if self.history.kept_start or self.history.interrupted:
             return
         assert isinstance(self.source, Memory)
-        train = _complete(self.source.rows).take(slice(_SOLVED))
-        judges = _complete(judges)
-        if not (len(train) and len(judges)):
-            return
-        start = _Best(module, self._score())
-        module.improve_readout(train.x, train.weights, judges.x)
+        start = Best(self.module, self._score())
+        finish(self.source.rows, judges)
         score = self._score()
         if score.value < start.start:
             self.history.readout_nll, self.best.extremes = score
@@ -494,7 +430,7 @@ class _Run:
         judges = self.judges
         if self.saved is not None or judges is None or not hasattr(self.module, "initialize"):
             return
-        x = _complete(judges).x.double().reshape(-1, max(1, judges.x[0].numel()))
+        x = judges.complete().x.double().reshape(-1, max(1, judges.x[0].numel()))
         if len(x) < 2:
             return
         normal = (spread(x).log() + 0.5 * math.log(2 * math.pi * math.e)).sum().item()
@@ -521,41 +457,6 @@ class _Run:
         )
 
 
-class _Score(NamedTuple):
-    value: float
-    extremes: Tensor  # the numbers of rows above the bound, the worst first
-
-
-def _bounded(values: Tensor, weights: Tensor | None) -> _Score:
-    r"""The weighted mean of values that are cut at max(20, 10 (q90 - q50)) above their median."""
-    ordered = values.sort().values
-    middle, high = ordered[len(values) // 2], ordered[int(0.9 * (len(values) - 1))]
-    bound = middle + torch.clamp(_REACH * (high - middle), min=_BOUND)
-    weights = torch.ones_like(values) if weights is None else weights.to(values.dtype)
-    mean = (torch.minimum(values, bound) * weights).sum() / weights.sum()
-    above = (values > bound).nonzero().squeeze(-1)
-    return _Score(mean.item(), above[values[above].argsort(descending=True)])
-
-
-def _normalized(rows: Rows) -> Rows:
-    # Weights with the mean one, so that learning rates and gradients have their usual sizes.
-    if rows.weights is None:
-        return rows
-    return replace(rows, weights=rows.weights / rows.weights.mean())
-
-
-def _complete(rows: Rows) -> Rows:
-    return rows.take(~rows.x.reshape(len(rows), -1).isnan().any(-1))
-
-
-def _checksum(data: _Data) -> float | None:
-    if isinstance(data.rows, DataLoader):
-        return None
-    parts = [data.rows.x, data.rows.context, data.rows.weights, data.rows.noise]
-    pieces = (piece for x in parts if x is not None for piece in x.split(_SOLVED))
-    return sum(piece.double().nansum().item() for piece in pieces)  # no copy of all rows
-
-
 @contextmanager
 def _dropout(module: nn.Module, count: int) -> Iterator[None]:
     """The default networks in a module learn from so many rows for a while, 0 if not known."""
@@ -579,96 +480,6 @@ class _Schedule:
     def __call__(self, step: int) -> float:
         rise = min(1.0, (step + 1) / self.warm_up)
         return rise * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
-
-
-class _Average:
-    r"""An average of parameters over the last steps, with weights that decay."""
-
-    def __init__(self, parameters: list[nn.Parameter], span: int) -> None:
-        self.parameters, self.span, self.steps = parameters, span, 0
-        self.values = [p.detach().clone() for p in parameters]
-
-    @torch.no_grad()
-    def update(self) -> None:
-        """Takes the present parameters into the average."""
-        self.steps += 1
-        if self.span > 1:
-            # Over few steps at first: these lead away from the start.
-            share = max(1 / self.span, 10 / (9 + self.steps))
-            for value, parameter in zip(self.values, self.parameters, strict=True):
-                value.lerp_(parameter, share)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """The parameters are the averages for a while."""
-        if self.span == 1:
-            yield
-            return
-        own = [p.detach().clone() for p in self.parameters]
-        self._set(self.values)
-        try:
-            yield
-        finally:
-            self._set(own)
-
-    @torch.no_grad()
-    def _set(self, values: list[Tensor]) -> None:
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.copy_(value)
-
-
-class _Best:
-    r"""A copy of the parameters and buffers of a module at its lowest score, the start included."""
-
-    def __init__(self, module: nn.Module, score: _Score) -> None:
-        self.tensors = [*module.parameters(), *module.buffers()]
-        self.start = score.value if math.isfinite(score.value) else math.inf
-        self.lowest, self.waited = math.inf, 0  # of the epochs: patience is not about the start
-        self.values = self.first = self._copies()
-        self.extremes = score.extremes
-
-    @torch.no_grad()
-    def _copies(self) -> list[Tensor]:
-        return [tensor.clone() for tensor in self.tensors]
-
-    def offer(self, score: _Score | None) -> bool:
-        """Whether a score is the lowest of the epochs so far, or None.
-
-        The present values are kept if the score is lower than at the start, too.
-        """
-        if score is not None and score.value >= self.lowest:
-            self.waited += 1
-            return False
-        self.lowest, self.waited = math.inf if score is None else score.value, 0
-        if score is None or score.value < self.start:
-            self.values = self._copies()
-            self.extremes = self.extremes if score is None else score.extremes
-        return True
-
-    def offer_end(self, score: _Score) -> None:
-        """Goes back to the start if the score of the end is higher."""
-        if not score.value <= self.start:
-            self.values = self.first
-            self.restore()
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        """Writes the best values back into the module."""
-        for tensor, value in zip(self.tensors, self.values, strict=True):
-            tensor.copy_(value)
-
-    def state(self) -> dict[str, Any]:
-        """Everything but the module, for a checkpoint."""
-        names = ("start", "lowest", "waited", "first", "extremes")
-        other = None if self.values is self.first else self.values
-        return {"values": other, **{name: getattr(self, name) for name in names}}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes back to what :meth:`state` returned."""
-        values = state.pop("values")
-        for name, value in state.items():
-            setattr(self, name, value)
-        self.values = self.first if values is None else values
 
 
 def _summary(history: History) -> str:
@@ -704,106 +515,3 @@ def _check_module(module: nn.Module) -> None:
                 f"fit: expected a module without priors, got one for {site}; with priors, use "
                 "SVI with an autoguide, or MCMC."
             )
-
-
-def _data(
-    module: nn.Module,
-    x: Data | DataLoader,
-    context: Data | None,
-    weights: Data | None,
-    noise: Data | None,
-    validation: float | Data | tuple[Data, ...],
-    like: Tensor,
-) -> _Data:
-    """The arguments of a fit as tensors of the module, checked."""
-    share, held_out = 0.0, None
-    if isinstance(validation, int | float):
-        share = float(validation)
-        if not 0 <= share < 1:
-            raise ValueError(f"fit: expected a validation share in [0, 1), got {validation!r}.")
-    else:
-        parts = validation if isinstance(validation, tuple) else (validation, None)
-        expected = (
-            "a share, x or (x, context)" if noise is None else "a share or (x, context, noise)"
-        )
-        if len(parts) != (2 if noise is None else 3):
-            raise ValueError(f"fit: expected validation to be {expected}, got {len(parts)} parts.")
-        events, contexts, errors = (*parts, None)[:3]
-        held_out = _rows("validation", module, events, contexts, None, errors, like)
-    if isinstance(x, DataLoader):
-        for name, value in (("context", context), ("weights", weights), ("noise", noise)):
-            if value is not None:
-                raise ValueError(f"fit: expected no {name} beside a DataLoader, got one.")
-        return _Data(x, share, held_out, like, None)
-    rows = _rows("x", module, x, context, weights, noise, like)
-    if not len(rows) - int(share * len(rows)):
-        raise ValueError(f"fit: expected rows to train on, got x with {len(rows)} rows.")
-    return _Data(rows, share, held_out, like, len(rows))
-
-
-def _rows(
-    name: str,
-    module: nn.Module,
-    x: Data,
-    context: Data | None,
-    weights: Data | None,
-    noise: Data | None,
-    like: Tensor,
-) -> Rows:
-    x = as_tensor("fit", name, x, like)
-    context = None if context is None else as_tensor("fit", "context", context, like)
-    for label, value in ((name, x), ("context", context)):
-        if value is not None and value.dim() < 1:
-            raise ValueError(f"fit: expected {label} with one row for each event, got shape ().")
-    if len(x) and x.isnan().all():
-        raise ValueError(f"fit: expected {name} with observed values, got NaN alone.")
-    for label, bad in (
-        (name, x.isinf()),
-        ("context", None if context is None else ~context.isfinite()),
-    ):
-        if bad is not None and bad.any():
-            raise ValueError(
-                f"fit: expected a finite {label}, got {int(bad.sum())} values that are not."
-            )
-    if context is not None and len(context) != len(x):
-        raise ValueError(
-            f"fit: expected one context for each row of {name}, got {len(context)} and {len(x)}."
-        )
-    try:
-        inspect.signature(module.forward).bind(*(() if context is None else (context,)))
-    except TypeError as error:
-        kind = "a context" if context is None else "no context"
-        raise TypeError(
-            f"fit: expected {kind} for {type(module).__name__}, got "
-            f"{'None' if context is None else tuple(context.shape)}: {error}."
-        ) from None
-    if weights is not None:
-        weights = as_tensor("fit", "weights", weights, like)
-        if weights.shape != x.shape[:1]:
-            raise ValueError(
-                f"fit: expected weights with shape ({len(x)},), got {tuple(weights.shape)}."
-            )
-        if not (weights.isfinite().all() and (weights >= 0).all() and weights.sum() > 0):
-            raise ValueError("fit: expected weights >= 0, finite and not all zero.")
-    return Rows(x, context, weights, None if noise is None else _noise(name, x, noise))
-
-
-def _noise(name: str, x: Tensor, noise: Data) -> Tensor:
-    noise = as_tensor("fit", "noise", noise, x)
-    if noise.shape != x.shape:
-        raise ValueError(
-            f"fit: expected noise with the shape {tuple(x.shape)} of {name}, got "
-            f"{tuple(noise.shape)}."
-        )
-    if x.isnan().any():
-        raise ValueError(
-            f"fit: expected {name} without NaN beside noise, got {int(x.isnan().sum())} NaN."
-        )
-    bad = ~(noise.isfinite() & (noise > 0))
-    if bad.any():
-        raise ValueError(
-            f"fit: expected noise > 0 and finite, got {noise[bad][0].item()} and "
-            f"{int(bad.sum())} such values in all."
-        )
-    found: Tensor = noise
-    return found

@@ -24,7 +24,8 @@ from .initialization import (
 )
 from .mixtures import choose_base
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
-from .rows import random_order
+from .rows import Rows, random_order
+from .settings import FitDefaults
 from .units import location_scale, moved, to_data_units
 
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
@@ -33,6 +34,7 @@ _NOISE = 0.2
 _ROWS = 16_000  # rows at most to learn first values from
 _JUDGES = 0.2  # the share of rows that first values are compared on
 _FEWEST = 20  # rows that may judge
+_SOLVED = 50_000  # rows at most for the convex solve at the end of a fit
 
 
 class JointSNEFY(FamilyModule):
@@ -71,6 +73,16 @@ class JointSNEFY(FamilyModule):
         ['weight', 'bias', 'readout', 'base.loc', 'base.raw_scale']
     """
 
+    # The convex solve at the end does for the readout what averages would.
+    fit_defaults = FitDefaults(
+        lr=2e-2,
+        batches=20,
+        batch_sizes=(256, 1024),
+        steps=1200,
+        epochs=(60, 400),
+        patience=0.0,
+        averaged=1,
+    )
     bias: nn.Parameter | None
     loc: Tensor | None
     scale: Tensor | None
@@ -260,6 +272,21 @@ class JointSNEFY(FamilyModule):
         readout = judged_readout(self()._network, x, weights, judges)
         if readout is not None:
             self._write_readout(readout)
+
+    def finish_fit(self, rows: Rows, judges: Rows) -> None:
+        r"""The most likely readout for the neurons that a fit has found.
+
+        Arguments:
+            rows: The rows that were learnt from.
+            judges: The validation rows.
+        """
+        if isinstance(self.activation, Exp) or not self.readout.requires_grad:
+            return
+        if rows.noise is not None:  # the solve is for events without noise
+            return
+        rows, judges = rows.complete().take(slice(_SOLVED)), judges.complete()
+        if len(rows) and len(judges):
+            self.improve_readout(rows.x, rows.weights, judges.x)
 
     def _write_readout(self, readout: Tensor) -> None:
         if readout.is_complex():

@@ -3,7 +3,7 @@ r"""Rows of data: from arrays, frames, tensors or loaders to batches."""
 __all__ = ["Loader", "Memory", "Rows", "as_tensor", "random_order"]
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,16 @@ class Rows:
         """Some of the rows."""
         others = (self.context, self.weights, self.noise)
         return Rows(self.x[index], *(part if part is None else part[index] for part in others))
+
+    def complete(self) -> "Rows":
+        """The rows without NaN."""
+        return self.take(~self.x.reshape(len(self), -1).isnan().any(-1))
+
+    def normalized(self) -> "Rows":
+        """The rows with weights of mean one, so that gradients have their usual sizes."""
+        if self.weights is None:
+            return self
+        return replace(self, weights=self.weights / self.weights.mean())
 
     def split(self, size: int) -> list["Rows"]:
         """The rows in pieces, in their order."""
