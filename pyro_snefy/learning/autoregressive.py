@@ -19,11 +19,12 @@ from ..bases import Gaussian, Standardized
 from ..distributions.atoms import WithAtoms
 from ..distributions.autoregressive import Autoregressive
 from ..distributions.snefy import SNEFY
+from .contexts import ContextModule
 from .defaults import bump_basis, heavy_tailed
 from .heads import LocationScale, Parameters, ReadoutHead
 from .initialization import checked_events, complete_rows, robust_location_scale, spread
 from .parameters import BaseModule, as_base, check_sizes
-from .rows import as_tensor
+from .rows import Data
 
 _HEADS = (LocationScale(), ReadoutHead())
 # A value is an atom if it is this share of the rows, and at least so many rows.
@@ -38,7 +39,7 @@ _NARROW, _PEAKS = 0.06, 8
 _FAR = 30.0
 
 
-class AutoregressiveSNEFY(nn.Module):
+class AutoregressiveSNEFY(ContextModule):
     r"""A law of vectors, one coordinate after the other, each a squared neural family.
 
     .. math:: p(x | c) = \prod_{k=1}^d p(x_k | x_1, \dots, x_{k-1}, c), \qquad
@@ -72,8 +73,6 @@ class AutoregressiveSNEFY(nn.Module):
 
     loc: Tensor
     scale_tril: Tensor
-    context_loc: Tensor
-    context_scale: Tensor
     weight: Tensor
     bias: Tensor
     atoms: Tensor
@@ -98,8 +97,7 @@ class AutoregressiveSNEFY(nn.Module):
         self.readout = nn.Parameter(torch.empty(readout_dim, hidden_dim))
         self.register_buffer("loc", torch.zeros(self.dim))
         self.register_buffer("scale_tril", torch.eye(self.dim))
-        self.register_buffer("context_loc", torch.zeros(self.context_dim))
-        self.register_buffer("context_scale", torch.ones(self.context_dim))
+        self._add_context(self.context_dim)
         self.hidden_dims = [int(size) for size in hidden_dims]
         self._set_atoms(torch.zeros(self.dim, 0), torch.ones(self.dim, 0), torch.zeros(self.dim, 1))
         self.reset_parameters()
@@ -175,18 +173,9 @@ class AutoregressiveSNEFY(nn.Module):
         """
         law = Gaussian(torch.zeros_like(self.loc), torch.ones_like(self.loc))
         x = checked_events("AutoregressiveSNEFY", law, x, self.loc)
+        self._check_presence(context)
         if context is not None:
-            context = as_tensor("AutoregressiveSNEFY", "context", context, self.loc)
-        self._check_context(context)
-        if context is not None:
-            if context.shape[:-1] != x.shape[:1] or not context.isfinite().all():
-                raise ValueError(
-                    "AutoregressiveSNEFY: expected a finite context with shape "
-                    f"{(len(x), self.context_dim)}, one row for each row of x, got shape "
-                    f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
-                )
-            self.context_loc.copy_(context.mean(0))
-            self.context_scale.copy_(spread(context))
+            self._set_context_units(context, len(x))
         rows = complete_rows(x)
         values, shares = _recurrent_values(rows)
         alone = shares.sum(-1) > 0
@@ -205,32 +194,15 @@ class AutoregressiveSNEFY(nn.Module):
         self._set_atoms(atoms, widths, torch.cat([rest, shares], -1).log())
         return self
 
-    def _check_context(self, context: Tensor | None) -> None:
+    def _check_presence(self, context: Data | None) -> None:
         if context is None and self.context_dim:
             raise TypeError(
                 f"AutoregressiveSNEFY: expected context with shape (*, {self.context_dim}), "
                 "got None."
             )
-        if context is None:
-            return
-        if not isinstance(context, Tensor):
-            raise TypeError(
-                f"AutoregressiveSNEFY: expected context to be a Tensor, got {context!r}."
-            )
-        if not self.context_dim:
+        if context is not None and not self.context_dim:
             raise ValueError(
-                "AutoregressiveSNEFY: expected no context, because context_dim is 0, got one with "
-                f"shape {tuple(context.shape)}."
-            )
-        if context.dim() < 1 or context.shape[-1] != self.context_dim:
-            raise ValueError(
-                f"AutoregressiveSNEFY: expected context with shape (*, {self.context_dim}), got "
-                f"{tuple(context.shape)}."
-            )
-        if context.dtype != self.loc.dtype:
-            raise TypeError(
-                f"AutoregressiveSNEFY: expected context with the dtype {self.loc.dtype} of the "
-                f"module, got {context.dtype}; convert one of them."
+                "AutoregressiveSNEFY: expected no context, because context_dim is 0, got one."
             )
 
     def condition(self, context: Tensor | None = None) -> Autoregressive:
@@ -242,9 +214,15 @@ class AutoregressiveSNEFY(nn.Module):
         Returns:
             A law of vectors with batch shape :math:`(*)`.
         """
-        self._check_context(context)
-        batch_shape = () if context is None else context.shape[:-1]
-        return Autoregressive(partial(self._factors, context), self.loc, self.dim, batch_shape)
+        self._check_presence(context)
+        units = None if context is None else self._standardized_context(context)
+        if isinstance(context, Tensor) and context.dtype != self.loc.dtype:
+            raise TypeError(
+                f"AutoregressiveSNEFY: expected context with the dtype {self.loc.dtype} of the "
+                f"module, got {context.dtype}; convert one of them."
+            )
+        batch_shape = () if units is None else units.shape[:-1]
+        return Autoregressive(partial(self._factors, units), self.loc, self.dim, batch_shape)
 
     def extra_repr(self) -> str:
         m, n = self.readout.shape
@@ -265,14 +243,10 @@ class AutoregressiveSNEFY(nn.Module):
         z = torch.linalg.solve_triangular(self.scale_tril.mT, rows, upper=True, left=False)
         return z.reshape(x.shape)
 
-    def _factors(self, context: Tensor | None, x: Tensor, dims: slice) -> SNEFY | WithAtoms:
+    def _factors(self, units: Tensor | None, x: Tensor, dims: slice) -> SNEFY | WithAtoms:
         z = self._white(x)
         # asinh brings outliers near, as in the network of conditional_snefy.
-        if context is None:
-            outputs = self.net(z.asinh())
-        else:
-            units = (context - self.context_loc) / self.context_scale
-            outputs = self.net(z.asinh(), units.asinh())
+        outputs = self.net(z.asinh(), *(() if units is None else (units.asinh(),)))
         outputs = outputs.to(x.dtype)[..., dims].mT  # (*, dims, outputs of a factor)
         parameters = self._one_factor()
         sizes = [head.size(parameters) for head in _HEADS]

@@ -23,6 +23,7 @@ from ..bases import (
 from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from ..kernels import closed_form
+from .contexts import ContextModule
 from .defaults import AsinhNet, bump_basis, heavy_tailed
 from .exposure import check_exposure, check_exposures, exposed, fit_exposed
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
@@ -39,7 +40,7 @@ from .statistics import spread
 from .units import location_scale, to_data_units
 
 
-class ConditionalSNEFY(FamilyModule):
+class ConditionalSNEFY(ContextModule, FamilyModule):
     r"""A squared neural family whose parameters depend on a context.
 
     .. math:: p(x | c) = \frac{\mu(u)}{Z(c) \prod_i s_i(c)}
@@ -77,8 +78,6 @@ class ConditionalSNEFY(FamilyModule):
     fit_defaults = FitDefaults(batches=16, batch_sizes=(64, 128), epochs=(100, math.inf))
     loc: Tensor
     scale: Tensor
-    context_loc: Tensor
-    context_scale: Tensor
 
     def __init__(
         self,
@@ -114,8 +113,7 @@ class ConditionalSNEFY(FamilyModule):
         self.net = net
         self.register_buffer("loc", torch.zeros(base.event_shape))
         self.register_buffer("scale", torch.ones(base.event_shape))
-        self.register_buffer("context_loc", torch.zeros(context_dim))
-        self.register_buffer("context_scale", torch.ones(context_dim))
+        self._add_context(context_dim)
         self.reset_parameters()
 
     @torch.no_grad()
@@ -149,13 +147,7 @@ class ConditionalSNEFY(FamilyModule):
         """
         base = self.base()
         x = checked_events("ConditionalSNEFY", base, x, self.loc)
-        self._check_context(context)
-        if context.shape != (len(x), len(self.context_loc)) or not context.isfinite().all():
-            raise ValueError(
-                "ConditionalSNEFY: expected a finite context with shape "
-                f"{(len(x), len(self.context_loc))}, one row for each row of x, got shape "
-                f"{tuple(context.shape)} with {int((~context.isfinite()).sum())} other values."
-            )
+        context = self._set_context_units(context, len(x))
         if base.support in REALS:
             loc, scale = robust_location_scale(x)
             self.loc.copy_(loc)
@@ -171,25 +163,12 @@ class ConditionalSNEFY(FamilyModule):
                 if self.exposure is None:
                     self.base.set(fit_base(base, rows))
                 else:
-                    exposures = check_exposures(context[:, self.exposure]).to(self.loc)
+                    exposures = check_exposures(context[:, self.exposure])
                     self.base.set(fit_exposed(base, rows, exposures))
                 if base.is_discrete and base.event_dim == 0 and "weight" not in self._constraints:
                     # Waves that are slow where the counts are.
                     nn.init.normal_(self.weight, std=1 / spread(rows).item())
-        context = context.to(self.context_loc)
-        self.context_loc.copy_(context.mean(0))
-        n = len(context)
-        self.context_scale.copy_(spread(context) * math.sqrt(n / max(n - 1, 1)))
         return self
-
-    def _check_context(self, context: Tensor) -> None:
-        if not isinstance(context, Tensor):
-            raise TypeError(f"ConditionalSNEFY: expected context to be a Tensor, got {context!r}.")
-        if context.dim() < 1 or context.shape[-1] != len(self.context_loc):
-            raise ValueError(
-                f"ConditionalSNEFY: expected context with shape (*, {len(self.context_loc)}), "
-                f"got {tuple(context.shape)}."
-            )
 
     def condition(self, context: Tensor) -> SNEFY:
         r"""The distribution of events given contexts.
@@ -200,24 +179,17 @@ class ConditionalSNEFY(FamilyModule):
         Returns:
             A SNEFY with batch shape :math:`(*)`.
         """
-        self._check_context(context)
-        dtype = self.context_loc.dtype
-        inputs = (context - self.context_loc) / self.context_scale
+        inputs = self._standardized_context(context)
         if self.exposure is not None:  # the network does not see it
             column = torch.arange(context.shape[-1], device=context.device) == self.exposure
             inputs = torch.where(column, 0.0, inputs)
-        if inputs.dtype != dtype:
-            raise TypeError(
-                f"ConditionalSNEFY: expected context with the dtype {dtype} of the module, got "
-                f"{context.dtype}; convert one of them."
-            )
         outputs = self.net(inputs)
         if not isinstance(outputs, Tensor):
             raise TypeError(
                 "ConditionalSNEFY: expected net to return one Tensor, with the outputs of all "
                 f"heads in its last dimension, got {type(outputs).__name__}."
             )
-        outputs = outputs.to(dtype)  # torch.autocast makes networks emit half precision
+        outputs = outputs.to(inputs.dtype)  # torch.autocast makes networks emit half precision
         parameters = Parameters(self.loc, self.scale, self.bias, self.readout, self.base())
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):

@@ -24,10 +24,10 @@ from .best import Average, Best, Score, bounded_mean
 from .checkpoints import random_state, read_checkpoint, set_random_state, write_checkpoint
 from .defaults import AsinhNet
 from .history import History
-from .inputs import Data, Inputs, inputs
+from .inputs import Inputs, inputs
 from .parallel import Processes, processes
 from .point_process import fits_processes
-from .rows import Loader, Memory, Rows, random_order
+from .rows import Data, Loader, Memory, Rows, random_order
 from .settings import FitDefaults, Settings, defaults_of, settings
 from .statistics import spread
 

@@ -1,16 +1,15 @@
 r"""The arguments of a fit: as tensors of its module, and checked."""
 
-__all__ = ["Data", "Inputs", "inputs"]
+__all__ = ["Inputs", "inputs"]
 
 import inspect
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from .rows import Rows, as_tensor
+from .rows import Data, Rows, as_tensor
 
-Data = Any  # a Tensor, an array or a data frame
 _PIECE = 50_000  # rows of which a sum is taken at once
 
 

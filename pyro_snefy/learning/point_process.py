@@ -17,9 +17,9 @@ from ..bases import Base
 from ..distributions.poisson_process import PoissonProcess
 from ..distributions.snefy import SNEFY
 from .conditional import conditional_snefy
+from .contexts import ContextModule
 from .defaults import AsinhNet
 from .heads import Head
-from .initialization import spread
 from .joint import JointSNEFY, snefy
 from .parameters import ConstrainedModule, as_base
 
@@ -100,28 +100,22 @@ class PointProcess(ConstrainedModule):
         return history
 
 
-class _Counts(nn.Module):
+class _Counts(ContextModule):
     r"""The law of the number of points given a context: Poisson, with a mean from a network."""
-
-    context_loc: Tensor
-    context_scale: Tensor
 
     def __init__(self, context_dim: int, hidden_dims: Sequence[int]) -> None:
         super().__init__()
         self.net = AsinhNet([context_dim, *hidden_dims, 1])
         self.log_mean = nn.Parameter(torch.zeros(()))
-        self.register_buffer("context_loc", torch.zeros(context_dim))
-        self.register_buffer("context_scale", torch.ones(context_dim))
+        self._add_context(context_dim)
 
     @torch.no_grad()
     def initialize(self, counts: Tensor, context: Tensor) -> None:
         self.log_mean.copy_(counts.mean().clamp(min=1e-6).log())
-        self.context_loc.copy_(context.mean(0))
-        self.context_scale.copy_(spread(context))
+        self._set_context_units(context, len(counts))
 
     def log_rate(self, context: Tensor) -> Tensor:
-        inputs = (context - self.context_loc) / self.context_scale
-        outputs: Tensor = self.net(inputs).squeeze(-1)
+        outputs: Tensor = self.net(self._standardized_context(context)).squeeze(-1)
         return self.log_mean + outputs
 
     def forward(self, context: Tensor) -> PoissonCount:

@@ -1,6 +1,6 @@
 r"""Rows of data: from arrays, frames, tensors or loaders to batches."""
 
-__all__ = ["Loader", "Memory", "Rows", "as_tensor", "random_order"]
+__all__ = ["Data", "Loader", "Memory", "Rows", "as_tensor", "random_order"]
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader
 
 from .parallel import Processes
 
+Data = Any  # a Tensor, an array or a data frame
 _HELD_OUT = 10_000  # rows of a loader that are held in memory to validate
 _PRIME = 2**31 - 1
 
 
-def as_tensor(caller: str, name: str, value: Any, like: Tensor) -> Tensor:
+def as_tensor(caller: str, name: str, value: Data, like: Tensor) -> Tensor:
     r"""A tensor, an array or a data frame as a tensor on the device of another one.
 
     Floating point numbers get the dtype of the other tensor; integers and booleans keep theirs.

@@ -1,0 +1,62 @@
+r"""Contexts: modules check them, and standardise them by units from data."""
+
+__all__ = ["ContextModule"]
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .rows import Data, as_tensor
+from .statistics import spread
+
+
+class ContextModule(nn.Module):
+    r"""A module that depends on contexts :math:`c`, in the units of a sample of them.
+
+    .. math:: (c - l) / s, \quad l = \text{mean of } c, \quad s = \text{standard deviation of } c
+
+    The buffers ``context_loc`` and ``context_scale`` hold :math:`l` and :math:`s`, with shape
+    :math:`(\text{context\_dim})`.
+    """
+
+    context_loc: Tensor
+    context_scale: Tensor
+
+    def _add_context(self, context_dim: int) -> None:
+        self.register_buffer("context_loc", torch.zeros(context_dim))
+        self.register_buffer("context_scale", torch.ones(context_dim))
+
+    def _check_context(self, context: Tensor) -> None:
+        name, dim = type(self).__name__, len(self.context_loc)
+        if not isinstance(context, Tensor):
+            raise TypeError(f"{name}: expected context to be a Tensor, got {context!r}.")
+        if context.dim() < 1 or context.shape[-1] != dim:
+            raise ValueError(
+                f"{name}: expected context with shape (*, {dim}), got {tuple(context.shape)}."
+            )
+
+    def _set_context_units(self, context: Data, rows: int) -> Tensor:
+        # Returns the contexts as a tensor of the module.
+        name, like = type(self).__name__, self.context_loc
+        context = as_tensor(name, "context", context, like).to(like)
+        self._check_context(context)
+        if context.shape[:-1] != (rows,) or not context.isfinite().all():
+            raise ValueError(
+                f"{name}: expected a finite context with shape {(rows, len(like))}, one row for "
+                f"each row of x, got shape {tuple(context.shape)} with "
+                f"{int((~context.isfinite()).sum())} other values."
+            )
+        self.context_loc.copy_(context.mean(0))
+        self.context_scale.copy_(spread(context) * math.sqrt(rows / max(rows - 1, 1)))
+        return context
+
+    def _standardized_context(self, context: Tensor) -> Tensor:
+        self._check_context(context)
+        units = (context - self.context_loc) / self.context_scale
+        if units.dtype != self.context_loc.dtype:
+            raise TypeError(
+                f"{type(self).__name__}: expected context with the dtype {self.context_loc.dtype} "
+                f"of the module, got {context.dtype}; convert one of them."
+            )
+        return units
