@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import arviz as az
+import matplotlib.pyplot as plt
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -106,8 +107,6 @@ def test_arviz(method: object) -> None:
 
 
 def test_plots() -> None:
-    """ArviZ 1.x comes without matplotlib."""
-    pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib, of the extra demo")
     x, y = _data()
     samples = {"loc": torch.randn(DRAWS), "scale": torch.ones(DRAWS)}
     data = to_inference_data(_constant, samples, x, y)
@@ -117,8 +116,8 @@ def test_plots() -> None:
     else:
         az.plot_ppc(data, num_pp_samples=10)
         az.plot_loo_pit(data, y="y")
-    assert pyplot.get_fignums()
-    pyplot.close("all")
+    assert plt.get_fignums()
+    plt.close("all")
 
 
 def test_divergences_and_chains() -> None:

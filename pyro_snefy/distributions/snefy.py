@@ -98,7 +98,10 @@ class SNEFY(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(activation, Activation):
-            raise TypeError(f"SNEFY: expected activation to be an Activation, got {activation!r}.")
+            raise TypeError(
+                "SNEFY: expected activation to be an Activation, such as Cos(), "
+                f"got {activation!r}."
+            )
         if not (base is None or isinstance(base, Base)):
             raise TypeError(f"SNEFY: expected base to be a Base or None, got {base!r}.")
         if (readout is None) == (gram is None):

@@ -198,8 +198,8 @@ def check_one_coordinate(event_shape: Size, law: Base) -> None:
     lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
     hint = f"try marginal([k]) with k in {lines}" if lines else f"{law} has no marginal laws"
     raise NotImplementedError(
-        "Expected an event with one coordinate, as distribution functions take, got event_shape "
-        f"{tuple(event_shape)}; {hint}."
+        "Expected an event with one coordinate, as distribution functions and modes take, got "
+        f"event_shape {tuple(event_shape)}; {hint}."
     )
 
 
