@@ -120,8 +120,8 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
     weight = arguments["weight"]
     if not (is_real(constraint) or constraint.check(weight).all()):
         raise ValueError(
-            f"SNEFY: expected weight in the natural parameter space of {base}, {constraint}, "
-            f"got {weight}."
+            f"SNEFY: expected weight in the natural parameter space of {base}, "
+            f"{_rows_in_words(constraint)}, got {weight}."
         )
     if arguments["gram"] is not None:
         check_gram(matrix)
@@ -189,6 +189,13 @@ def check_expansion(batch_shape: Size, target: Size) -> None:
         raise RuntimeError(
             f"Expected a batch shape to which {tuple(batch_shape)} expands, got {tuple(target)}."
         )
+
+
+def _rows_in_words(constraint: Any) -> str:
+    while hasattr(constraint, "base_constraint"):
+        constraint = constraint.base_constraint
+    columns = getattr(constraint, "cseq", None)  # of torch's constraints.cat
+    return f"its columns {' and '.join(map(str, columns))}" if columns else str(constraint)
 
 
 def check_one_coordinate(event_shape: Size, law: Base) -> None:
