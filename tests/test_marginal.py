@@ -390,6 +390,8 @@ def test_chunks_of_rows_with_gaps(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_bad_arguments() -> None:
     joint = _joint(Cos(), "Gaussian")
+    with pytest.raises(TypeError, match=r"try \[0\]"):
+        joint.marginal(0)
     with pytest.raises(ValueError, match="dims"):
         joint.marginal([0, 0])
     with pytest.raises(ValueError, match="dims"):

@@ -409,6 +409,7 @@ def test_missing_base() -> None:
     assert "Erf on Logistic()" in message
     assert "Activations with one on Logistic: Exp" in message
     assert "Gaussian" in message and "Discrete" in message
+    assert "UniformCube" in message  # a pushforward has the kernels of its latent base
 
 
 def test_kernel_without_bias() -> None:

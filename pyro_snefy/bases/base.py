@@ -166,7 +166,9 @@ _USED = {
 
 class _Brief(type):
     # Base and the engines below it ask for much. `help` and `dir` list it there, and not again on
-    # every class that supplies it, unless the class says more in a docstring of its own.
+    # every class that supplies it, unless the class says more in a docstring of its own. It is no
+    # ABCMeta: singledispatch would ask for cache tokens, which torch.compile cannot trace. A base
+    # that is also an ABC has the metaclass `class Meta(type(Base), ABCMeta)`.
 
     def __dir__(cls) -> list[str]:
         engines = [x for x in cls.__mro__[1:] if x is Base or Base in x.__bases__]

@@ -32,6 +32,8 @@ class Pushforward(Base):
         Gaussian(loc: (2,), scale: (2,))
     """
 
+    latent_kind: ClassVar[type[Base]] = Base  # of the latent base, if it is always the same
+
     def parts(self) -> tuple[Base, ...]:
         return self.latent(torch.empty(0)).parts()
 
@@ -75,6 +77,7 @@ class UniformCube(Pushforward):
     """
 
     support = constraints.independent(constraints.unit_interval, 1)
+    latent_kind = Gaussian
 
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 1)

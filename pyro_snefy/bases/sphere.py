@@ -190,6 +190,7 @@ class ProjectedGaussian(Pushforward):
     """
 
     support = constraints.real_vector
+    latent_kind = UniformSphere
 
     def __init__(self, d: int) -> None:
         check_dimension(self, d, 2)

@@ -185,5 +185,5 @@ class Autoregressive(TorchDistribution):
             raise ValueError(
                 "Autoregressive: expected value with NaN at the end of rows alone, because other "
                 f"coordinates cannot be left out, got {row}. Order the coordinates so that those "
-                "that are missing come last, or impute them."
+                "that are missing come last, or learn with snefy(d), which takes NaN anywhere."
             )

@@ -98,7 +98,10 @@ class SNEFY(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(activation, Activation):
-            raise TypeError(f"SNEFY: expected activation to be an Activation, got {activation!r}.")
+            raise TypeError(
+                "SNEFY: expected activation to be an Activation, such as Cos(), "
+                f"got {activation!r}."
+            )
         if not (base is None or isinstance(base, Base)):
             raise TypeError(f"SNEFY: expected base to be a Base or None, got {base!r}.")
         if (readout is None) == (gram is None):
@@ -760,7 +763,13 @@ class SNEFY(TorchDistribution):
             >>> noise.with_mean(torch.tensor([0.0, 2.0])).batch_shape
             torch.Size([2])
         """
-        loc = torch.as_tensor(mean, dtype=self.weight.dtype, device=self.weight.device) - self.mean
+        loc = torch.as_tensor(mean, dtype=self.weight.dtype, device=self.weight.device)
+        if loc.dim() and self.event_shape and loc.shape[-1:] != self.event_shape:
+            raise ValueError(
+                f"SNEFY: expected mean with shape (*, {self.event_shape[0]}), "
+                f"got {tuple(loc.shape)}."
+            )
+        loc = loc - self.mean
         return self._on(Standardized(self.base, loc, torch.ones_like(loc), validate_args=False))
 
     def _moments(self) -> tuple[Tensor, Tensor]:

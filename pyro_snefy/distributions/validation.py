@@ -120,8 +120,8 @@ def check_values(arguments: Mapping[str, Tensor | None], constraint: Any, base: 
     weight = arguments["weight"]
     if not (is_real(constraint) or constraint.check(weight).all()):
         raise ValueError(
-            f"SNEFY: expected weight in the natural parameter space of {base}, {constraint}, "
-            f"got {weight}."
+            f"SNEFY: expected weight in the natural parameter space of {base}, "
+            f"{_rows_in_words(constraint)}, got {weight}."
         )
     if arguments["gram"] is not None:
         check_gram(matrix)
@@ -191,6 +191,13 @@ def check_expansion(batch_shape: Size, target: Size) -> None:
         )
 
 
+def _rows_in_words(constraint: Any) -> str:
+    while hasattr(constraint, "base_constraint"):
+        constraint = constraint.base_constraint
+    columns = getattr(constraint, "cseq", None)  # of torch's constraints.cat
+    return f"its columns {' and '.join(map(str, columns))}" if columns else str(constraint)
+
+
 def check_one_coordinate(event_shape: Size, law: Base) -> None:
     """Checks that an event has one coordinate, as distribution functions take."""
     if event_shape.numel() == 1:
@@ -198,8 +205,8 @@ def check_one_coordinate(event_shape: Size, law: Base) -> None:
     lines = [k for k in range(event_shape[0]) if _has_marginal(law, k)]
     hint = f"try marginal([k]) with k in {lines}" if lines else f"{law} has no marginal laws"
     raise NotImplementedError(
-        "Expected an event with one coordinate, as distribution functions take, got event_shape "
-        f"{tuple(event_shape)}; {hint}."
+        "Expected an event with one coordinate, as distribution functions and modes take, got "
+        f"event_shape {tuple(event_shape)}; {hint}."
     )
 
 

@@ -54,7 +54,8 @@ def to_inference_data(
     model runs once for each draw.
 
     A model without latent variables has no posterior, and the same log-likelihood in every draw.
-    For such a model, pass ``reff=1.0`` to ``az.loo``.
+    For such a model, pass ``reff=1.0`` to ``az.loo`` of ArviZ 0.x. ``az.loo`` of ArviZ 1.x takes
+    no draws that are all the same: there the sum of one draw is the result.
 
     Arguments:
         model: The model. Its arguments include the observations, or new inputs without

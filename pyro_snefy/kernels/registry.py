@@ -123,7 +123,11 @@ def check_closed_form(activation: Activation, base: Base, bias: bool) -> None:
         for kind in _concrete(Activation)
         if all(_has_entry(kind, part, bias) for part in parts)
     }
-    bases = {kind.__name__ for kind in _concrete(Base) if _has_entry(type(activation), kind, bias)}
+    bases = {
+        kind.__name__
+        for kind in _concrete(Base)
+        if _has_entry(type(activation), getattr(kind, "latent_kind", kind), bias)
+    }
     others, elsewhere = (", ".join(sorted(x)) or "none" for x in (activations, bases))
     raise NotImplementedError(
         f"No closed form for {name}. Activations with one on {type(base).__name__}: {others}. "

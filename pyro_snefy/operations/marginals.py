@@ -27,6 +27,8 @@ def check_dims(dims: Sequence[int], event_shape: Size) -> list[int]:
     """Checks coordinates of an event of the given shape, a vector; makes them non-negative."""
     if len(event_shape) != 1:
         raise ValueError(f"Expected an event that is a vector, got event_shape {event_shape}.")
+    if isinstance(dims, int):
+        raise TypeError(f"Expected dims to be a list of coordinates, got {dims}: try [{dims}].")
     d = event_shape[0]
     result = [dim + d if dim < 0 else dim for dim in dims]
     if not result or len(set(result)) != len(result) or not all(0 <= k < d for k in result):
