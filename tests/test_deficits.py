@@ -195,7 +195,7 @@ def test_pairs_in_a_segment(low: float, high: float) -> None:
     """Deficits of pairs of waves to 1e-13, and products of sines of tiny weights relatively."""
     base = _TruncatedGaussian(_n(0.0), _n(1.0), _n(low), _n(high), 0)
     with mpmath.workdps(30):
-        mean, expectation = _segment(low, high)
+        _, expectation = _segment(low, high)
         scale = mpmath.sqrt(expectation(lambda t: t**2))
         for share in (1e-9, 0.5, 6.0):
             weight = _t(float(share / scale), float(-0.7 * share / scale)).unsqueeze(-1)

@@ -118,6 +118,19 @@ def test_reference_values() -> None:
     assert count.item() == pytest.approx(0.4744816021393, rel=1e-12)
 
 
+def test_reference_value_of_a_half_space() -> None:
+    """E[e^{iω·x} 1(u·x <= c)] of a normal law with a full covariance, from a segment."""
+    mean, covariance = _t(0.3, -0.2), torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=F64)
+    normal, end, omega = _t(0.8, -1.1), 0.4, _t(1.3, 0.7)
+    scale = (normal @ covariance @ normal).sqrt()
+    along = normal @ covariance @ omega / scale
+    high = ((end - normal @ mean) / scale).reshape(1)
+    parts = wave_segment(None, _t(-INF), high, along.reshape(1), torch.zeros_like(high))
+    rest = omega @ covariance @ omega - along.square()
+    value = torch.complex(*parts) * torch.polar((-rest / 2).exp(), omega @ mean)
+    assert value.item() == pytest.approx(0.145046618533656 - 0.020288998184112j, abs=1e-14)
+
+
 @pytest.mark.parametrize("base", PLANES)
 def test_a_thousand_boxes_fill_the_plane(base: str) -> None:
     edges = torch.cat([_t(-INF), torch.linspace(-3, 3, 31, dtype=F64), _t(INF)])

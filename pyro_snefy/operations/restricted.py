@@ -189,7 +189,7 @@ class _TruncatedGaussian(FourierBase, LaplaceBase):
 
     def _pair_deficits(self, weight: Tensor, count: int) -> list[Tensor]:
         # Real and imaginary parts of 1 - E[e^{i(a ∓ b)}], a = w_i (t - m), b = w_j (t - m), for a
-        # scalar and weights (*, n). With u = e^{ia} - 1, v = e^{ib} - 1, the sum e^{i(a + b)} - 1 is
+        # scalar and weights (*, n). With u = e^{ia} - 1 and v = e^{ib} - 1, e^{i(a + b)} - 1 is
         # u + v + uv, without cancellation of ones.
         _, scale, low, high = (x.squeeze(-1) for x in self._ends())  # (*, 1)
         _, distance, share = segment_rule(low, high, count)  # (*, 1, nodes)
