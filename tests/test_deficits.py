@@ -190,6 +190,32 @@ def test_truncated_normal(low: float, high: float) -> None:
             assert abs(slopes[0] - flat) < 1e-13 * abs(steep)
 
 
+@pytest.mark.parametrize(("low", "high"), SEGMENTS, ids=str)
+def test_pairs_in_a_segment(low: float, high: float) -> None:
+    """Deficits of pairs of waves to 1e-13, and products of sines of tiny weights relatively."""
+    base = _TruncatedGaussian(_n(0.0), _n(1.0), _n(low), _n(high), 0)
+    with mpmath.workdps(30):
+        _, expectation = _segment(low, high)
+        scale = mpmath.sqrt(expectation(lambda t: t**2))
+        for share in (1e-9, 0.5, 6.0):
+            weight = _t(float(share / scale), float(-0.7 * share / scale)).unsqueeze(-1)
+            assert base._count(weight) is not None
+            first, second = (mpf(x) for x in weight.squeeze(-1).tolist())
+            found = base.pair_deficits(weight)
+            for (real, imag), omega in zip(found, (first - second, first + second), strict=True):
+                assert imag is not None
+                cos = expectation(lambda t, w=omega: mpmath.cos(w * t))
+                sin = expectation(lambda t, w=omega: mpmath.sin(w * t))
+                assert abs(1 - real[0, 1].item() - cos) < 1e-13
+                assert abs(-imag[0, 1].item() - sin) < 1e-13
+            product = (found[1][0] - found[0][0])[0, 1].item() / 2
+            size = first * second
+            exact = expectation(
+                lambda t, a=first, b=second: mpmath.sin(a * t) * mpmath.sin(b * t) / (a * b)
+            )
+            assert abs(product - size * exact) < 1e-13 * abs(size) * scale**2
+
+
 def test_truncated_normal_at_the_switch() -> None:
     """Both forms agree where one takes over from the other."""
     low, high = _n(-0.5), _n(1.5)

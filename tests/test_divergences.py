@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_snefy import SNEFY, bases, divergences
+from pyro_snefy import SNEFY, bases, divergences, product
 from pyro_snefy.activations import Activation, Cis, Cos, Exp, ReLU, Sin, Snake
 from pyro_snefy.bases import Base, Gaussian, GaussianMixture, Product, Standardized
 from pyro_snefy.divergences import l2_distance, mmd, total_variation_bound
@@ -48,6 +48,40 @@ def test_reference_values() -> None:
     bound = math.sqrt(1 - 0.799919476390728**2)
     assert_close(total_variation_bound(p, q), _t(bound), rtol=0, atol=1e-14)
     assert total_variation_bound(p, q) >= 0.389044902362  # the distance itself
+    assert_close(p.log_normalizer.exp(), _t(1.3614653792776106), rtol=0, atol=1e-14)
+    assert_close(q.log_normalizer.exp(), _t(1.2535418795143531), rtol=0, atol=1e-14)
+    found = operations.overlap(p._network, q._network, _t(0.0))
+    assert_close(found, _t(0.422449833073478), rtol=0, atol=1e-14)
+    found = operations.overlap(p._network, far._network, _t(0.0))
+    assert_close(found, _t(0.283462919813757), rtol=0, atol=1e-14)
+    found = operations.overlap(p._network, far._network, _t(0.25)) * math.sqrt(2 * math.pi * 0.25)
+    assert_close(found, _t(0.333089088871922), rtol=0, atol=1e-14)
+
+
+def test_reference_values_of_integrals() -> None:
+    """Integrals without a closed form, and their bounds, by 400 panels of Gauss-Legendre nodes."""
+    p, q = SNEFY(*P, base=ONE), SNEFY(*Q, base=ONE)
+    nodes, weights = (_t(x) for x in legendre(-8.0, 8.0, 400))
+    first, second = p.log_prob(nodes), q.log_prob(nodes)
+    base = ONE.log_density(nodes)
+    divergence = (weights * first.exp() * (first - base)).sum()
+    assert_close(divergence, _t(0.235523566992181), rtol=0, atol=1e-10)
+    affinity = (weights * ((first + second) / 2).exp()).sum()
+    assert_close(affinity, _t(0.889859810179462), rtol=0, atol=1e-6)  # the integrand has kinks
+    assert affinity >= 0.799919476390728
+    distance = (weights * (first.exp() - second.exp()).abs()).sum() / 2
+    assert_close(distance, _t(0.389044902362), rtol=0, atol=1e-4)
+    # The χ² divergence from the base: the product of p and p has its integral as a normaliser.
+    chi = (product(p, p).log_normalizer - 2 * p.log_normalizer).exp()
+    assert_close(chi, _t(1.462064342429131), rtol=0, atol=1e-13)
+    assert divergence <= chi.log()
+    entropy = -(weights * first.exp() * first).sum()
+    assert_close(entropy, _t(0.97046), rtol=0, atol=5e-6)
+    collision = -operations.overlap(p._network, p._network, _t(0.0)).log()
+    assert_close(collision, _t(0.6558), rtol=0, atol=5e-5)
+    gaussian = (2 * math.pi * math.e * p.variance).log() / 2
+    assert_close(gaussian, _t(1.1680), rtol=0, atol=5e-5)
+    assert collision <= entropy <= gaussian
 
 
 def test_reference_values_of_the_plane() -> None:

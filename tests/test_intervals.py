@@ -31,7 +31,7 @@ from pyro_snefy.bases import (
     UniformSphere,
 )
 from pyro_snefy.numerics.segments import faddeeva, log_segment, segment_moments, wave_segment
-from pyro_snefy.operations import intervals
+from pyro_snefy.operations import intervals, restricted
 
 F64 = torch.float64
 INF = torch.inf
@@ -116,6 +116,19 @@ def test_reference_values() -> None:
     law = _plane(Cos(), UniformBox(_t(0, 0), _t(1, 2)))
     count = 5 * law.log_normalizer.exp() * law.interval_probability(_t(0.2, 1), _t(0.5, 1.5))
     assert count.item() == pytest.approx(0.4744816021393, rel=1e-12)
+
+
+def test_reference_value_of_a_half_space() -> None:
+    """E[e^{iω·x} 1(u·x <= c)] of a normal law with a full covariance, from a segment."""
+    mean, covariance = _t(0.3, -0.2), torch.tensor([[1.0, 0.3], [0.3, 0.5]], dtype=F64)
+    normal, end, omega = _t(0.8, -1.1), 0.4, _t(1.3, 0.7)
+    scale = (normal @ covariance @ normal).sqrt()
+    along = normal @ covariance @ omega / scale
+    high = ((end - normal @ mean) / scale).reshape(1)
+    parts = wave_segment(None, _t(-INF), high, along.reshape(1), torch.zeros_like(high))
+    rest = omega @ covariance @ omega - along.square()
+    value = torch.complex(*parts) * torch.polar((-rest / 2).exp(), omega @ mean)
+    assert value.item() == pytest.approx(0.145046618533656 - 0.020288998184112j, abs=1e-14)
 
 
 @pytest.mark.parametrize("base", PLANES)
@@ -447,7 +460,8 @@ def test_boxes_of_a_grid(
     alone = torch.stack([probability(a, b) for a, b in zip(low, high, strict=True)])
     cotangent = torch.randn_like(alone)
     expected = torch.autograd.grad(alone, parameters, cotangent)
-    monkeypatch.setattr(intervals, "_CHUNK", 4 * 2 * len(W2) ** 2)  # tiles of two by two
+    pairs = len(W2) * max(len(W2), intervals._LEAST)
+    monkeypatch.setattr(intervals, "_CHUNK", 4 * 2 * pairs)  # tiles of two by two
     together = probability(low, high)
     assert_close(together, alone, rtol=1e-12, atol=1e-14)
     found = torch.autograd.grad(together, parameters, cotangent)
@@ -455,3 +469,35 @@ def test_boxes_of_a_grid(
         assert_close(own, value, rtol=1e-9, atol=1e-11)
     reshaped = probability(low.reshape(3, 6, 2), high.reshape(3, 6, 2))
     assert_close(reshaped, alone.reshape(3, 6), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spread", [1.5, 30.0])
+def test_boxes_without_common_edges(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over nodes and error functions agree, and so do their gradients.
+
+    Waves with a spread of 30 are fast: infinite boxes have error functions in both ways.
+    """
+    torch.manual_seed(0)
+    low = torch.randn(40, 2, dtype=F64)
+    high = low + torch.rand(40, 2, dtype=F64)
+    low[0], high[1] = -INF, INF
+    network = (spread * torch.randn(20, 2, dtype=F64), torch.rand(20, dtype=F64))
+    readout = torch.randn(4, 20, dtype=F64)
+    parameters = [x.clone().requires_grad_() for x in (*network, readout, _t(0.8, 1.2), low, high)]
+
+    def probability() -> tuple[Tensor, tuple[Tensor, ...]]:
+        *family, scale, low, high = parameters
+        law = SNEFY(*family, base=Gaussian(_t(0.1, -0.3), scale))
+        value = law.interval_probability(low, high)
+        return value, torch.autograd.grad(value.sum(), parameters)
+
+    value, gradients = probability()
+    monkeypatch.setattr(restricted, "_FAST", -1.0)
+    expected, others = probability()
+    assert_close(value, expected, rtol=1e-11, atol=0.0)
+    for own, other in zip(gradients, others, strict=True):
+        assert_close(own, other, rtol=1e-8, atol=1e-10 * float(other.abs().max()))
+    law = SNEFY(*network, readout, base=Gaussian(_t(0.1, -0.3), _t(0.8, 1.2)))
+    for k in (2, 17):
+        mass = _by_cubature(law, low[k], high[k])
+        assert value[k].item() == pytest.approx(mass, rel=1e-11)

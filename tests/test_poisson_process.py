@@ -59,6 +59,8 @@ def test_reference_values() -> None:
     found = process.expected_count_in(_t(-1.0, 0.0), _t(0.5, 2.0)).item()
     assert found == pytest.approx(1.602916213602329, rel=1e-14)
     assert process.log_prob(POINTS).item() == pytest.approx(-7.492928713216999, rel=1e-14)
+    ordered = process.log_prob(POINTS).item() - math.lgamma(len(POINTS) + 1)
+    assert ordered == pytest.approx(-9.284688182445054, rel=1e-14)
     assert process.log_prob(POINTS[:0]).item() == pytest.approx(-6.182519180929842, rel=1e-14)
     box = _process(base=UniformBox(_t(0.0, 0.0), _t(1.0, 2.0)))
     assert box.expected_count.item() == pytest.approx(7.982460131675877, rel=1e-14)

@@ -5,11 +5,14 @@ __all__ = [
     "faddeeva",
     "log_segment",
     "segment_moments",
+    "segment_reach",
+    "segment_rule",
     "segment_series",
     "wave_segment",
 ]
 
 import math
+from functools import cache
 
 import numpy as np
 import torch
@@ -17,16 +20,23 @@ from torch import Tensor
 
 from .elementwise import elementwise
 
+
+@cache
+def _gauss(count: int) -> tuple[list[float], list[float]]:
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return nodes.tolist(), weights.tolist()
+
+
 _LOG_ROOT = math.log(2 * math.pi) / 2
 # Nodes of the trapezoidal rule for w(z): relative errors are below 2e-15.
 _COUNT = 12
 _STEP = math.sqrt(math.pi / _COUNT)
 # Four Gauss-Legendre nodes integrate exponents that vary by 0.2 to the last digit of float64.
-_NODES, _WEIGHTS = (tuple(x.tolist()) for x in np.polynomial.legendre.leggauss(4))
+_NODES, _WEIGHTS = _gauss(4)
 _NARROW = 0.1
 # A segment ends where the density is e^{-45}, 3e-20, of its peak. As many nodes resolve the rest.
 _DROP = 45.0
-_LONG_RULE = tuple(x.tolist() for x in np.polynomial.legendre.leggauss(48))
+_LONG = 48
 # Below this frequency in standard deviations, moments up to this order give all digits.
 _SLOW = 0.1
 _ORDER = 18
@@ -146,13 +156,49 @@ def log_segment(_: None, low: Tensor, high: Tensor) -> tuple[Tensor]:
     return (torch.where(narrow, log_narrow, value),)
 
 
-def _rule(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # Where the density is largest, (*), distances of nodes from there and weights, (*, nodes).
+def _range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # Where the density is largest, and how far it is from there to both ends.
     peak = torch.zeros_like(low).clamp(low.detach(), high.detach())
     reach = 2 * _DROP / ((peak.square() + 2 * _DROP).sqrt() + peak.abs())
-    down, up = (low - peak).clamp(min=-reach), (high - peak).clamp(max=reach)
+    return peak, (low - peak).clamp(min=-reach), (high - peak).clamp(max=reach)
+
+
+def segment_reach(low: Tensor, high: Tensor) -> Tensor:
+    r"""Half of the length of the part of a segment that has mass in float64.
+
+    Arguments:
+        low: The lower ends, which may be infinite.
+        high: The upper ends, above the lower ones.
+
+    Example:
+        >>> segment_reach(torch.zeros(1), torch.full((1,), torch.inf))
+        tensor([4.7434])
+    """
+    _, down, up = _range(low, high)
+    return (up - down) / 2
+
+
+def segment_rule(low: Tensor, high: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Gauss's rule for the standard normal law, given that it is in a segment.
+
+    Arguments:
+        low: The lower ends, with shape :math:`(*)`; they may be infinite.
+        high: The upper ends, above the lower ones.
+        count: The number of nodes.
+
+    Returns:
+        Where the density is largest, with shape :math:`(*)`; the distances of the nodes from there,
+        and their weights, whose sum is one, with shape :math:`(*, \text{count})`.
+
+    Example:
+        >>> end = torch.full((), torch.inf)
+        >>> peak, distance, weights = segment_rule(-end, end, 48)
+        >>> (weights * distance.square()).sum()
+        tensor(1.0000)
+    """
+    peak, down, up = _range(low, high)
     down, up = down.unsqueeze(-1), up.unsqueeze(-1)
-    nodes, weights = (torch.tensor(x, dtype=low.dtype, device=low.device) for x in _LONG_RULE)
+    nodes, weights = (torch.tensor(x, dtype=low.dtype, device=low.device) for x in _gauss(count))
     distance = down + (up - down) * ((nodes + 1) / 2)
     size = (-distance * (distance / 2 + peak.unsqueeze(-1))).exp() * weights
     return peak, distance, size / size.sum(-1, keepdim=True)
@@ -172,7 +218,7 @@ def segment_moments(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         >>> segment_moments(torch.zeros(1), torch.full((1,), torch.inf))
         (tensor([0.7979]), tensor([0.3634]))
     """
-    peak, distance, weights = _rule(low, high)
+    peak, distance, weights = segment_rule(low, high, _LONG)
     centre = (weights * distance).sum(-1, keepdim=True)
     variance = (weights * (distance - centre).square()).sum(-1)
     return peak + centre.squeeze(-1), variance
@@ -202,7 +248,7 @@ def segment_series(low: Tensor, high: Tensor, omega: Tensor) -> tuple[Tensor, Te
         >>> segment_series(-end, end, omega)[1].real
         tensor([5.0000e-19])
     """
-    _, distance, weights = _rule(low, high)
+    _, distance, weights = segment_rule(low, high, _LONG)
     offset = distance - (weights * distance).sum(-1, keepdim=True)
     scale = (weights * offset.square()).sum(-1, keepdim=True).sqrt()
     power, moments = weights * offset / scale, []

@@ -24,8 +24,9 @@ from ..numerics.linalg import broadcast_shapes, safe_log
 from .quantiles import box_mass
 from .restricted import restrict, standardized
 
-# Pairs of neurons in boxes that are evaluated at once: about as much as the caches hold.
-_CHUNK = 2**19
+# Pairs of neurons in boxes that are evaluated at once: about as much as the caches hold. A neuron
+# takes part in as many pairs at least, or has as many nodes of a quadrature.
+_CHUNK, _LEAST = 2**19, 64
 
 
 @singledispatch
@@ -103,7 +104,8 @@ def _by_restriction(network: Network, low: Tensor, high: Tensor) -> Tensor:
         value = replace(network, base=part).log_normalizer()
         return torch.where(empty, log_mass, value + log_mass)
 
-    count = max(1, _CHUNK // (network.width**2 * base.num_statistics))
+    width = network.width
+    count = max(1, _CHUNK // (width * max(width, _LEAST) * base.num_statistics))
     boxes = rows.shape[:-1].numel()
     if network.batch_shape or boxes <= count or rows.requires_grad:
         return in_chunks(evaluate, rows, network.batch_shape, count)
