@@ -99,13 +99,13 @@ class Readout(Form):
             log_square = self.log_square(features._replace(log_scale=None))
             return torch.add(log_square, log_scale.squeeze(-1), alpha=2.0)
         if log_scale is None and self.matrix.dtype != torch.float64:
-            # Squares of products of float32 numbers are float64 numbers: nothing need be rescaled.
+            # Squares of float32 numbers are float64 numbers: the readout need not be rescaled.
             assert value is not None
-            matrix = self.matrix
+            log_size = None
             if not features.bounded:
-                value, matrix = value.double(), matrix.double()
-            rows = _outputs(value, matrix).double()  # (*, m)
-            return safe_log((rows * rows).sum(-1))
+                value, log_size = _bounded(value)
+            log_square = safe_log(_outputs(value, self.matrix).double().square().sum(-1))
+            return log_square if log_size is None else torch.add(log_square, log_size, alpha=2.0)
         matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None
         if log_scale is None:
@@ -128,7 +128,7 @@ class Readout(Form):
         if features.direct is not None:
             direct = _padded(features.direct, matrix.dim())
             outputs = rows_matmul(direct, matrix.mT).double()  # (r, *, m)
-            total = total + (outputs * outputs).sum((0, -1))
+            total = total + outputs.square().sum((0, -1))
         log_trace = safe_log(total)
         return log_trace if log_size is None else torch.add(log_trace, log_size, alpha=2.0)
 
@@ -185,7 +185,7 @@ def _one_row_each(features: Features, blocks: Blocks) -> bool:
 def _bounded(value: Tensor) -> tuple[Tensor, Tensor]:
     # Values over the largest of their row, and its logarithm.
     tiny = torch.finfo(value.dtype).tiny
-    largest = value.detach().abs().amax(-1, keepdim=True).clamp(min=tiny)
+    largest = torch.linalg.vector_norm(value.detach(), torch.inf, -1, keepdim=True).clamp(min=tiny)
     return value / largest, largest.log().squeeze(-1)
 
 
