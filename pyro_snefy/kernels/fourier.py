@@ -21,10 +21,9 @@ from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
 from ..bases import FourierBase, Gaussian, GaussianMixture
-from ..bases.base import cutoff_exp
 from ..numerics.elementwise import elementwise
 from ..numerics.forms import Features
-from ..numerics.hyperbolic import damped_hyperbolic
+from ..numerics.hyperbolic import scaled_hyperbolic
 from ..numerics.linalg import rows_matmul
 from .kernel import Separable
 from .registry import register_kernel
@@ -84,8 +83,8 @@ def _error(base: FourierBase, weight: Tensor, sin_sin: Tensor) -> Tensor:
 def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     # With phases P = W C W', products of sines are e^{-(P_ii + P_jj) / 2} sinh P_ij.
     white = base.whiten(weight)
-    half = (white * white).sum(-1) / 2.0
-    cosh, sinh = damped_hyperbolic(white @ white.mT, half.unsqueeze(-1) + half.unsqueeze(-2))
+    lost = (white * white).sum(-1) / -2.0
+    cosh, sinh = scaled_hyperbolic(white @ white.mT, lost.unsqueeze(-1) + lost.unsqueeze(-2))
     return _Products(cosh, sinh, None, exact=True)
 
 
@@ -253,15 +252,14 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     white = base.whiten(weight)
     small = frequency / math.sqrt(2) * white
     phase = small @ small.mT  # P / 2
-    half = phase.diagonal(dim1=-2, dim2=-1)
-    lost = -half
-    damped = cutoff_exp(lost)  # e
-    decay = damped / frequency
-    short = torch.expm1(lost) / -frequency  # (1 - e) / f
+    lost = -phase.diagonal(dim1=-2, dim2=-1)  # log e
+    rest = torch.expm1(lost)  # e - 1
+    damped = 1.0 + rest  # e is compared with one: an absolute error of eps does no harm
+    short, decay = rest / -frequency, damped / frequency
     # With h = P / 2, and with c and s for cosh h and sinh h times e^{-(P_ii + P_jj) / 4},
     # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h e_i e_j).
-    quarter = half / 2.0
-    cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
+    quarter = lost / 2.0
+    cosh, sinh = scaled_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
     odd = sinh * cosh - phase * (damped.unsqueeze(-1) * damped.unsqueeze(-2))
     # Blocks are over the largest P / 2, because their errors are relative to P. Features have its
     # root instead.
