@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..activations import Cis, Cos, Identity, Sin, Snake
 from ..bases import FourierBase, Gaussian, GaussianMixture
-from ..bases.base import cutoff_exp
+from ..numerics.elementwise import elementwise
 from ..numerics.forms import Features
-from ..numerics.hyperbolic import damped_hyperbolic
+from ..numerics.hyperbolic import scaled_hyperbolic
 from ..numerics.linalg import rows_matmul
 from .kernel import Separable
 from .registry import register_kernel
@@ -83,8 +83,8 @@ def _error(base: FourierBase, weight: Tensor, sin_sin: Tensor) -> Tensor:
 def _gaussian_products(base: Gaussian, weight: Tensor) -> _Products:
     # With phases P = W C W', products of sines are e^{-(P_ii + P_jj) / 2} sinh P_ij.
     white = base.whiten(weight)
-    half = (white * white).sum(-1) / 2.0
-    cosh, sinh = damped_hyperbolic(white @ white.mT, half.unsqueeze(-1) + half.unsqueeze(-2))
+    lost = (white * white).sum(-1) / -2.0
+    cosh, sinh = scaled_hyperbolic(white @ white.mT, lost.unsqueeze(-1) + lost.unsqueeze(-2))
     return _Products(cosh, sinh, None, exact=True)
 
 
@@ -252,14 +252,14 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     white = base.whiten(weight)
     small = frequency / math.sqrt(2) * white
     phase = small @ small.mT  # P / 2
-    half = phase.diagonal(dim1=-2, dim2=-1)
-    decay = cutoff_exp(-math.log(frequency) - half)  # e / f
-    short = torch.expm1(-half) / -frequency  # (1 - e) / f
+    lost = -phase.diagonal(dim1=-2, dim2=-1)  # log e
+    rest = torch.expm1(lost)  # e - 1
+    damped = 1.0 + rest  # e is compared with one: an absolute error of eps does no harm
+    short, decay = rest / -frequency, damped / frequency
     # With h = P / 2, and with c and s for cosh h and sinh h times e^{-(P_ii + P_jj) / 4},
     # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h e_i e_j).
-    quarter = half / 2.0
-    cosh, sinh = damped_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
-    damped = frequency * decay
+    quarter = lost / 2.0
+    cosh, sinh = scaled_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
     odd = sinh * cosh - phase * (damped.unsqueeze(-1) * damped.unsqueeze(-2))
     # Blocks are over the largest P / 2, because their errors are relative to P. Features have its
     # root instead.
@@ -270,31 +270,38 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     few = weight.shape[-1] <= _DIRECT
     if not few:
         blocks[2, 2] = inverse * (white @ white.mT)
-    own = [short if activation.offset else decay, decay, size.expand_as(decay)]
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
-    slopes = [white.mT, damped.unsqueeze(-2) * white.mT] if few else []
-    vectors = torch.cat([torch.stack(own, dim=-2), *slopes], dim=-2)
+    slopes = [white.mT, damped.unsqueeze(-2) * white.mT] if few else [damped.unsqueeze(-2)]
+    start = short if activation.offset else -decay
+    vectors = torch.cat([start.unsqueeze(-2), decay.unsqueeze(-2), *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
         # A number that is a tensor of the right dtype need not be converted.
-        half = centre * centre.new_full((), frequency / 2)
-        up, across = half.sin(), half.cos()
-        double = up + up
-        lift, sin = double * up, double * across
-        cos = 1 - lift
-        own, decay, size, *others = vectors.to(centre.dtype).unbind(-2)
-        size = size.detach()
-        # (1 - e cos β) / f = (2 sin(β / 2)^2 + (1 - e) cos β) / f, which is accurate for small β.
-        if activation.offset:
-            mean = torch.add(centre, lift, alpha=1 / frequency) + own * cos
-        else:
-            mean = centre - own * cos
+        lift, cos, sin = _turn(None, centre * centre.new_full((), frequency / 2))
+        own, decay, *others = vectors.to(centre.dtype).unbind(-2)
+        # (1 - e cos β) / f = (1 - e + e (1 - cos β)) / f, which is accurate for small β.
+        mean = centre + own + decay * lift
+        root = size.to(centre.dtype)
         if not few:
-            slope = 1 + frequency * decay * sin
-            return Features(None, (size * cos, size * sin, size * slope), mean.unsqueeze(0))
+            slope = 1 + others[0] * sin
+            return Features(None, (root * cos, root * sin, root * slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
         slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
-        return Features(None, (size * cos, size * sin), torch.stack([mean, *slopes]))
+        return Features(None, (root * cos, root * sin), torch.stack([mean, *slopes]))
 
     unit = 1 / frequency**2
     return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)
+
+
+def _slopes(_: None, lift: Tensor, cos: Tensor, sin: Tensor) -> list[tuple[Tensor]]:
+    double = sin + sin
+    return [(double,), (-double,), (cos + cos,)]
+
+
+@elementwise(_slopes, saves_values=True)
+def _turn(_: None, half: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # 1 - cos β, cos β and sin β, from β / 2. The first has all digits for small β.
+    up, across = half.sin(), half.cos()
+    double = up + up
+    lift = double * up
+    return lift, 1 - lift, double * across

@@ -106,28 +106,27 @@ def _gaussian(activation: GaussianActivation, base: Gaussian, weight: Tensor) ->
 
 @register_kernel(Bump, Gaussian)
 def _bump(activation: Bump, base: Gaussian, weight: Tensor) -> Kernel:
-    r"""On a line, where covariances of preactivations are :math:`c_{ij}^2 = v_i v_j`.
+    r"""On a line, where covariances of preactivations are :math:`s_i s_j`.
 
-    .. math:: K_{ij} = \frac{1}{\sqrt{d_{ij}}} \exp\left( -\frac{m_i^2}{2 t_i}
-        - \frac{t_i}{2 d_{ij}} \left( m_j - \frac{c_{ij} m_i}{t_i} \right)^2 \right), \quad
-        t_i = 1 + v_i, \quad d_{ij} = 1 + v_i + v_j,
+    .. math:: K_{ij} = \frac{1}{\sqrt{d_{ij}}} \exp\left(
+        -\frac{m_i^2 + m_j^2 + (m_i s_j - m_j s_i)^2}{2 d_{ij}} \right), \quad
+        d_{ij} = 1 + s_i^2 + s_j^2,
 
     with the means :math:`m` of the preactivations. See
     :func:`~pyro_snefy.numerics.bivariate.bump_moment` for the general case.
     """
     if base.num_statistics > 1:
         return _gaussian(activation, base, weight)
-    covariance = base.quadratic(weight)
-    variance = covariance.diagonal(dim1=-2, dim2=-1)
-    total = variance.unsqueeze(-1) + 1.0  # t
-    det = total + variance.unsqueeze(-2)
-    slope, precision, factor = covariance / total, total / det, det.rsqrt()
+    white = base.whiten(weight)  # s, (*, n, 1)
+    variance = white * white
+    det = (variance + 1.0) + variance.mT
+    factor = det.rsqrt()
     shift = (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
 
     def evaluate(mean: Tensor) -> Tensor:
-        column = mean.unsqueeze(-1)
-        rest = mean.unsqueeze(-2) - slope * column
-        exponent = torch.addcmul(column * column / total, precision, rest * rest)
-        return factor * (-0.5 * exponent).exp()
+        column = mean.unsqueeze(-1) * math.sqrt(0.5)
+        own, across = column * -column, column * white.mT
+        rest = across - across.mT
+        return factor * (torch.addcmul(own + own.mT, rest, rest, value=-1.0) / det).exp()
 
     return Pairwise(evaluate, det.shape[:-2], shift, has_factor=True)

@@ -71,8 +71,10 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
                 ctx.constant, *tensors = inputs
                 ctx.count = len(tensors)
-                ctx.save_for_backward(*(output if saves_values else tensors))
-                ctx.save_for_forward(*tensors)
+                kept = output if saves_values else tensors
+                ctx.save_for_backward(*kept)
+                # vmap asks for as many tensors here as there.
+                ctx.save_for_forward(*tensors, *kept[len(tensors) :])
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,7 +86,7 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
             @staticmethod
             def jvp(ctx: Any, _: None, *tangents: Tensor) -> tuple[Tensor, ...]:
                 with forward_mode():
-                    tensors = primals(ctx.saved_tensors)
+                    tensors = primals(ctx.saved_tensors[: ctx.count])
                     if saves_values:
                         tensors = list(Dual.apply(ctx.constant, *tensors))
                     rows = partials(ctx.constant, *tensors)

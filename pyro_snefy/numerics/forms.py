@@ -99,13 +99,14 @@ class Readout(Form):
             log_square = self.log_square(features._replace(log_scale=None))
             return torch.add(log_square, log_scale.squeeze(-1), alpha=2.0)
         if log_scale is None and self.matrix.dtype != torch.float64:
-            # Squares of products of float32 numbers are float64 numbers: nothing need be rescaled.
+            # Squares of float32 numbers are float64 numbers: the readout need not be rescaled.
             assert value is not None
-            matrix = self.matrix
+            log_size = None
             if not features.bounded:
-                value, matrix = value.double(), matrix.double()
-            rows = _outputs(value, matrix).double()  # (*, m)
-            return safe_log((rows * rows).sum(-1))
+                value, log_size = _bounded(value)
+            rows = _outputs(value, self.matrix).double()  # (*, m)
+            log_square = safe_log((rows * rows).sum(-1))
+            return log_square if log_size is None else torch.add(log_square, log_size, alpha=2.0)
         matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None
         if log_scale is None:
@@ -126,9 +127,8 @@ class Readout(Form):
         else:
             total = _readout_trace(matrix, features, blocks, unit)
         if features.direct is not None:
-            direct = _padded(features.direct, matrix.dim())
-            outputs = rows_matmul(direct, matrix.mT).double()  # (r, *, m)
-            total = total + (outputs * outputs).sum((0, -1))
+            outputs = _direct_outputs(features.direct, matrix).double()
+            total = total + (outputs * outputs).sum((-2, -1))
         log_trace = safe_log(total)
         return log_trace if log_size is None else torch.add(log_trace, log_size, alpha=2.0)
 
@@ -194,6 +194,13 @@ def _outputs(value: Tensor, matrix: Tensor) -> Tensor:
     if matrix.dim() == 3 and value.shape[:-1] == matrix.shape[:1]:
         return (matrix * value.unsqueeze(-2)).sum(-1)
     return rows_matmul(value, matrix.mT)
+
+
+def _direct_outputs(direct: Tensor, matrix: Tensor) -> Tensor:
+    # The products V ρ of features (r, *, n), with shape (*, m, r), or (*, r, m).
+    if direct.shape[1:-1] == matrix.shape[:-2]:
+        return matrix @ direct.movedim(0, -1)  # gradients in the layout of V
+    return rows_matmul(_padded(direct, matrix.dim()), matrix.mT).movedim(0, -2)
 
 
 def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:
