@@ -24,7 +24,7 @@ def heavy_tailed(base: Base) -> GaussianMixture:
 
 
 # Of the bumps of a basis: their weight, whose inverse is their width, and the outermost centre.
-_PRECISION, _REACH = 2.0, 3.0
+_PRECISION, _REACH = 3.5, 3.0
 
 
 def bump_basis(like: Tensor) -> tuple[Tensor, Tensor]:

@@ -126,8 +126,10 @@ def fit(
     scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
     the parameters that it started from if no epoch is better. The default network of
     :func:`~pyro_snefy.conditional_snefy` learns from :math:`N` rows with a dropout of
-    :math:`\min(0.1, 20 / N)`. A family without a context then gets the most likely readout, see
-    :func:`~pyro_snefy.fit_readout`, if the validation rows are more likely with it.
+    :math:`\min(0.1, 20 / N)`, and its bumps then get the width at which the validation rows are
+    most likely, see :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`. A family without a
+    context gets the most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation
+    rows are more likely with it.
 
     Epochs are compared by the mean negative log-likelihood of the validation rows. A row that is
     more than :math:`\max(20, 10 (q_{90} - q_{50}))` nats above their median :math:`q_{50}` counts
@@ -346,6 +348,7 @@ class _Run:
                     history.kept_start = best.values is best.first
                     module.train(was_training)
                 self._solve_readout()
+                self._recalibrate()
                 module.train(was_training)
         self._warn_of_extremes()
         return history
@@ -457,6 +460,18 @@ class _Run:
             self.history.readout_nll, self.best.extremes = score
         else:
             start.restore()
+
+    def _recalibrate(self) -> None:
+        # What a module corrects by rows that it has not learnt from.
+        if self.held_out is None or not hasattr(self.module, "recalibrate"):
+            return
+        if self.history.kept_start or self.history.interrupted:
+            return
+        start = self._score().value
+        self.module.recalibrate(lambda: self._score().value)
+        score = self._score()
+        if score.value < start:
+            self.history.recalibrated_nll, self.best.extremes = score
 
     def _check_support(self) -> None:
         if self.rows is not None:

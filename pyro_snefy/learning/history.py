@@ -24,6 +24,8 @@ class History:
         interrupted: Whether Ctrl-C ended the fit.
         readout_nll: The validation value after the convex fit of the readout at the end. None if
             there was no such fit, or if it was not better.
+        recalibrated_nll: The validation value after the recalibration of a likelihood at the end.
+            None if there was none, or if it was not better.
 
     Example:
         >>> History(train_nll=[1.5, 1.2], validation_nll=[1.6, 1.4], best_epoch=1).best_epoch
@@ -36,6 +38,7 @@ class History:
     interrupted: bool = False
     kept_start: bool = False
     readout_nll: float | None = None
+    recalibrated_nll: float | None = None
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the curves with matplotlib, and returns the axes.
