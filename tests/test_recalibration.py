@@ -146,9 +146,7 @@ def test_loaders_weights_and_gaps() -> None:
     loader = DataLoader(TensorDataset(x, context), batch_size=50)
     history = fit(likelihood, loader, validation=_rows(50), max_epochs=2, progress=False)
     assert history.validation_nll
-    history = fit(
-        likelihood, x, context, weights=torch.rand(300), max_epochs=2, progress=False
-    )
+    history = fit(likelihood, x, context, weights=torch.rand(300), max_epochs=2, progress=False)
     assert history.validation_nll
     pairs = torch.stack([x, torch.where(torch.rand(300) < 0.3, torch.nan, x.square())], dim=-1)
     plane = conditional_snefy(2, 1, hidden_dims=(8,)).initialize(pairs, context)

@@ -37,6 +37,9 @@ from .parameters import BaseModule, FamilyModule, as_base, check_family, check_s
 from .statistics import spread
 from .units import location_scale, to_data_units
 
+# Inverse widths of bumps: along a line, where the width is 1.4 times the distance of the centres,
+# and along random directions, where narrow bumps would leave gaps.
+_ALONG, _OBLIQUE = 3.5, 2.0
 # Factors of the width of bumps that a recalibration tries: steps of 10 %, up to 2.5 times.
 _FACTORS = tuple(math.exp(0.1 * k) for k in range(-9, 10) if k)
 
@@ -123,7 +126,8 @@ class ConditionalSNEFY(FamilyModule):
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
         if not self.learn_neurons:
-            weight, bias = bump_basis(self.weight)
+            precision = _ALONG if self.weight.shape[-1] == 1 else _OBLIQUE
+            weight, bias = bump_basis(self.weight, precision)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
             # Near the base itself: the first neuron is constant.
