@@ -463,12 +463,13 @@ class _Run:
 
     def _recalibrate(self) -> None:
         # What a module corrects by rows that it has not learnt from.
-        if self.held_out is None or not hasattr(self.module, "recalibrate"):
+        recalibrate = getattr(self.module, "recalibrate", None)
+        if self.held_out is None or recalibrate is None:
             return
         if self.history.kept_start or self.history.interrupted:
             return
         start = self._score().value
-        self.module.recalibrate(lambda: self._score().value)
+        recalibrate(lambda: self._score().value)
         score = self._score()
         if score.value < start:
             self.history.recalibrated_nll, self.best.extremes = score
