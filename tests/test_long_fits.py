@@ -145,7 +145,7 @@ def test_validation_may_be_data() -> None:
     other, given = torch.randn(100, 2), torch.randn(100, 3)
     module = snefy(2, 6).initialize(x)
     history = fit(module, x, validation=other, max_epochs=3, progress=False)
-    best = min([*history.validation_nll, history.readout_nll or math.inf])
+    best = min([*history.validation_nll, history.final_nll or math.inf])
     if not history.kept_start:
         assert -module().log_prob(other).mean().item() == pytest.approx(best, abs=1e-4)
     likelihood = conditional_snefy(2, 3, 6, 2, hidden_dims=(8,)).initialize(x, context)
@@ -274,10 +274,10 @@ def test_the_last_readout_is_judged() -> None:
     module.initialize(x)
     nn.init.normal_(module.readout)
     history = fit(module, x, validation=x[:500], lr=1e-3, max_epochs=2, progress=False)
-    assert history.readout_nll is not None
-    assert history.readout_nll < min(history.validation_nll)
+    assert history.final_nll is not None
+    assert history.final_nll < min(history.validation_nll)
     found = -module().log_prob(x[:500]).mean().item()
-    assert found == pytest.approx(history.readout_nll, abs=1e-4)
+    assert found == pytest.approx(history.final_nll, abs=1e-4)
 
 
 # A fit with everything that has a state: a mixture, Adam, batches in random order, dropout.

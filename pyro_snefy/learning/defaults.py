@@ -23,11 +23,10 @@ def heavy_tailed(base: Base) -> GaussianMixture:
     return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)
 
 
-# Of the bumps of a basis: their weight, whose inverse is their width, and the outermost centre.
-_PRECISION, _REACH = 2.0, 3.0
+_REACH = 3.0  # the outermost centre of the bumps of a basis
 
 
-def bump_basis(like: Tensor) -> tuple[Tensor, Tensor]:
+def bump_basis(like: Tensor, precision: float = 2.0) -> tuple[Tensor, Tensor]:
     r"""Weights and biases of a constant neuron and of bumps along a line.
 
     .. math:: 1, \quad e^{-w^2 (a_i \cdot u - c_i)^2 / 2}, \ldots
@@ -36,6 +35,7 @@ def bump_basis(like: Tensor) -> tuple[Tensor, Tensor]:
 
     Arguments:
         like: A tensor with the shape, the dtype and the device of the weights, :math:`(n, D)`.
+        precision: The inverse :math:`w` of the width of a bump.
     """
     n, d = like.shape
     centre = torch.linspace(-_REACH, _REACH, n - 1, dtype=like.dtype, device=like.device)
@@ -43,8 +43,8 @@ def bump_basis(like: Tensor) -> tuple[Tensor, Tensor]:
         direction = torch.ones_like(like[1:])
     else:
         direction = nn.functional.normalize(torch.randn_like(like[1:]), dim=-1)
-    weight = torch.cat([torch.zeros_like(like[:1]), _PRECISION * direction])
-    return weight, torch.cat([torch.zeros_like(centre[:1]), -_PRECISION * centre])
+    weight = torch.cat([torch.zeros_like(like[:1]), precision * direction])
+    return weight, torch.cat([torch.zeros_like(centre[:1]), -precision * centre])
 
 
 class AsinhNet(nn.Module):

@@ -111,8 +111,10 @@ def fit(
     scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
     the parameters that it started from if no epoch is better. The default network of
     :func:`~pyro_snefy.conditional_snefy` learns from :math:`N` rows with a dropout of
-    :math:`\min(0.1, 20 / N)`. A family without a context then gets the most likely readout, see
-    :func:`~pyro_snefy.fit_readout`, if the validation rows are more likely with it.
+    :math:`\min(0.1, 20 / N)`, and its bumps then get the width at which the validation rows are
+    most likely, see :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`. A family without a
+    context gets the most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation
+    rows are more likely with it.
 
     A module may state its own defaults: its attribute ``fit_defaults`` is then a
     :class:`~pyro_snefy.learning.FitDefaults`.
@@ -380,17 +382,17 @@ class _Run:
 
     def _finish(self) -> None:
         # A module may know how to become better at the end. Validation has to agree.
-        finish, rows, judges = getattr(self.module, "finish_fit", None), self.rows, self.held_out
-        if finish is None or rows is None or judges is None:
+        finish, judges = getattr(self.module, "finish_fit", None), self.held_out
+        if finish is None or judges is None:
             return
         if self.history.kept_start or self.history.interrupted:
             return
-        assert isinstance(self.source, Memory)
+        rows = self.source.rows if isinstance(self.source, Memory) else None
         start = Best(self.module, self._score())
-        finish(self.source.rows, judges)
+        finish(rows, judges, lambda: self._score().value)
         score = self._score()
         if score.value < start.start:
-            self.history.readout_nll, self.best.extremes = score
+            self.history.final_nll, self.best.extremes = score
         else:
             start.restore()
 

@@ -22,8 +22,8 @@ class History:
         kept_start: Whether the parameters before the first epoch were better than after all
             epochs, and were kept instead.
         interrupted: Whether Ctrl-C ended the fit.
-        readout_nll: The validation value after the convex fit of the readout at the end. None if
-            there was no such fit, or if it was not better.
+        final_nll: The validation value after the last improvement, which is a convex fit of the
+            readout or a recalibration. None if there was none, or if it was not better.
 
     Example:
         >>> History(train_nll=[1.5, 1.2], validation_nll=[1.6, 1.4], best_epoch=1).best_epoch
@@ -35,7 +35,7 @@ class History:
     best_epoch: int | None = None
     interrupted: bool = False
     kept_start: bool = False
-    readout_nll: float | None = None
+    final_nll: float | None = None
 
     def plot(self, ax: Any = None) -> Any:
         """Draws the curves with matplotlib, and returns the axes.

@@ -2,6 +2,7 @@ r"""Learnable squared neural families, without a context."""
 
 __all__ = ["JointSNEFY", "snefy"]
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -273,16 +274,17 @@ class JointSNEFY(FamilyModule):
         if readout is not None:
             self._write_readout(readout)
 
-    def finish_fit(self, rows: Rows, judges: Rows) -> None:
+    def finish_fit(self, rows: Rows | None, judges: Rows, score: Callable[[], float]) -> None:
         r"""The most likely readout for the neurons that a fit has found.
 
         Arguments:
-            rows: The rows that were learnt from.
+            rows: The rows that were learnt from, None if they are not in memory.
             judges: The validation rows.
+            score: The present validation value, lower is better.
         """
         if isinstance(self.activation, Exp) or not self.readout.requires_grad:
             return
-        if rows.noise is not None:  # the solve is for events without noise
+        if rows is None or rows.noise is not None:  # the solve is for events without noise
             return
         rows, judges = rows.complete().take(slice(_SOLVED)), judges.complete()
         if len(rows) and len(judges):
