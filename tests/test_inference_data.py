@@ -37,6 +37,17 @@ def _loo_pit(data: Any, name: str) -> np.ndarray:
     return az.loo_pit(data)[name].values if NEW else np.asarray(az.loo_pit(data, y=name))
 
 
+def _check_plots(data: Any, name: str) -> None:
+    if NEW:
+        az.plot_ppc_dist(data, num_samples=10)
+        az.plot_loo_pit(data)
+    else:
+        az.plot_ppc(data, num_pp_samples=10)
+        az.plot_loo_pit(data, y=name)
+    assert plt.get_fignums()
+    plt.close("all")
+
+
 def _linear(x: Tensor, y: Tensor) -> None:
     slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
     scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
@@ -104,20 +115,7 @@ def test_arviz(method: object) -> None:
     table = az.compare(found)
     assert list(table.index) == ["_linear", "_constant"]
     assert 0.3 < _loo_pit(data, "y").mean() < 0.7
-
-
-def test_plots() -> None:
-    x, y = _data()
-    samples = {"loc": torch.randn(DRAWS), "scale": torch.ones(DRAWS)}
-    data = to_inference_data(_constant, samples, x, y)
-    if NEW:
-        az.plot_ppc_dist(data, num_samples=10)
-        az.plot_loo_pit(data)
-    else:
-        az.plot_ppc(data, num_pp_samples=10)
-        az.plot_loo_pit(data, y="y")
-    assert plt.get_fignums()
-    plt.close("all")
+    _check_plots(data, "y")
 
 
 def test_divergences_and_chains() -> None:
@@ -185,6 +183,7 @@ def test_predictions_of_a_conditional_family() -> None:
     below = (data.posterior_predictive["y"].values[0] < y.numpy()).mean(0)
     assert stats.kstest(below, "uniform").pvalue > 1e-3
     assert stats.kstest(_loo_pit(data, "y"), "uniform").pvalue > 1e-3
+    _check_plots(data, "y")
 
 
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
