@@ -21,7 +21,7 @@ from tqdm import trange
 from .learning import ConditionalSNEFY, conditional_snefy
 
 FOLDER = Path("demo_output")
-STEPS, BATCH, ROWS = 2000, 256, 6000
+STEPS, BATCH, ROWS = 1500, 512, 6000
 
 
 def truth(x: Tensor) -> MixtureSameFamily:
@@ -51,7 +51,7 @@ def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
             pyro.sample("y", likelihood.condition(x[rows]), obs=y[rows])
 
     # The learning rate is halved ten times in the course of training.
-    optimizer = ClippedAdam({"lr": 3e-3, "lrd": 0.5 ** (10 / STEPS), "clip_norm": 5.0})
+    optimizer = ClippedAdam({"lr": 1e-2, "lrd": 0.5 ** (10 / STEPS), "clip_norm": 5.0})
     svi = SVI(model, lambda *_: None, optimizer, Trace_ELBO())
     with trange(STEPS, desc="SVI", unit="step") as steps:
         average = math.nan
