@@ -183,7 +183,7 @@ class ConditionalSNEFY(FamilyModule):
     def _check_context(self, context: Tensor) -> None:
         if not isinstance(context, Tensor):
             raise TypeError(f"ConditionalSNEFY: expected context to be a Tensor, got {context!r}.")
-        if context.dim() < 1 or context.shape[-1] != len(self.context_loc):
+        if context.shape[-1:] != self.context_loc.shape:
             raise ValueError(
                 f"ConditionalSNEFY: expected context with shape (*, {len(self.context_loc)}), "
                 f"got {tuple(context.shape)}."
