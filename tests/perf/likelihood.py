@@ -2,9 +2,9 @@
 
 256 rows, five contexts, float32, one thread, in seconds of this process. Steps take turns, and
 ratios are medians over turns. The peers stand behind two layers of 128 GELU, which is what the
-default has, and behind two layers of 128 ReLU, with which ``tests.perf.regression`` trains them. One
-step of the default is compiled as a whole, by ``torch.compile``. Then ``cdf`` and three quantiles of
-10,000 rows. Run as ``python -m tests.perf.likelihood``.
+default has, and behind two layers of 128 ReLU, with which ``tests.perf.regression`` trains them.
+One step of the default is compiled as a whole, by ``torch.compile``. Then ``cdf`` and three
+quantiles of 10,000 rows. Run as ``python -m tests.perf.likelihood``.
 """
 
 import statistics
