@@ -4,6 +4,7 @@ __all__ = ["Mixed"]
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
@@ -82,7 +83,10 @@ class Mixed(Kernel):
 def _weighted_sum(weights: Tensor, matrices: Tensor) -> Tensor:
     # One product of weights (*, K) and matrices (*, K, n, n).
     flat = matrices.flatten(-2)
-    total = weights @ flat if weights.dim() == 1 else (weights.unsqueeze(-2) @ flat).squeeze(-2)
+    if weights.dim() == 1 and flat.dim() == 2:
+        total = torch.mv(flat.mT, weights)
+    else:
+        total = (weights.unsqueeze(-2) @ flat).squeeze(-2)
     return total.unflatten(-1, matrices.shape[-2:])
 
 

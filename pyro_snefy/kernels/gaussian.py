@@ -121,7 +121,7 @@ def _bump(activation: Bump, base: Gaussian, weight: Tensor) -> Kernel:
     variance = white * white
     det = (variance + 1.0) + variance.mT
     factor = det.rsqrt()
-    shift = (weight @ base.mean(weight).unsqueeze(-1)).squeeze(-1)
+    shift = (weight * base.mean(weight).unsqueeze(-2)).squeeze(-1)
 
     def evaluate(mean: Tensor) -> Tensor:
         column = mean.unsqueeze(-1) * math.sqrt(0.5)

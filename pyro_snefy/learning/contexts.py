@@ -31,7 +31,7 @@ class ContextModule(nn.Module):
         name, dim = type(self).__name__, len(self.context_loc)
         if not isinstance(context, Tensor):
             raise TypeError(f"{name}: expected context to be a Tensor, got {context!r}.")
-        if context.dim() < 1 or context.shape[-1] != dim:
+        if context.shape[-1:] != self.context_loc.shape:
             raise ValueError(
                 f"{name}: expected context with shape (*, {dim}), got {tuple(context.shape)}."
             )

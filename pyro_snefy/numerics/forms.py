@@ -234,7 +234,7 @@ def _readout_trace(
     terms = []
     for (p, q), block in blocks.items():
         if values[p] is None or values[q] is None:
-            block = block.expand((*block.shape[:-2], n, n))
+            block = _filled(block, n)
             left, right = product(values[p]), product(values[q])
             if p == q:
                 terms.append(trace(left, block, unit))
@@ -244,9 +244,13 @@ def _readout_trace(
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = readout if copies == 1 else readout.repeat(*(1,) * (readout.dim() - 1), copies)
         rows = tiled * _padded(rows.unsqueeze(-2), readout.dim() + 1)
-        matrix = matrix.expand((*matrix.shape[:-2], copies * n, copies * n))
-        terms.append(_traces(rows, matrix, unit).sum(0))
+        terms.append(_traces(rows, _filled(matrix, copies * n), unit).sum(0))
     return sum(terms[1:], terms[0])
+
+
+def _filled(block: Tensor, n: int) -> Tensor:
+    # A matrix (*, n, n), of which one number may stand for all.
+    return block if block.shape[-2:] == (n, n) else block.expand((*block.shape[:-2], n, n))
 
 
 def _traces(rows: Tensor, matrix: Tensor, unit: Tensor | float) -> Tensor:
