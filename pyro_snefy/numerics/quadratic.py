@@ -181,7 +181,9 @@ class _Masked(Function):
         narrow, wide = mask.to(rows.dtype), matrix.dtype
         weighted = (rows * grad.unsqueeze(-1)).to(rows.dtype)
         own, outer = matrix.to(rows.dtype), rows.mT @ weighted
-        by_mask = (outer * own).sum_to_size(mask.shape).to(wide) if ctx.needs_input_grad[1] else None
+        by_mask = (
+            (outer * own).sum_to_size(mask.shape).to(wide) if ctx.needs_input_grad[1] else None
+        )
         by_matrix = (outer * narrow).to(wide) if ctx.needs_input_grad[2] else None
         return weighted @ (own * (2.0 * narrow)), by_mask, by_matrix
 
