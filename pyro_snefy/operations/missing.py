@@ -63,7 +63,7 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
     patterns, pattern = patterns_of(observed.reshape(-1, d))
     one_model = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one_model and not network.base.batch_shape:
-        separable = isinstance(network.kernel(), Separable)
+        separable = _is_separable(network)
         most = len(pattern) if separable else max(1, _ENTRIES // network.width**2)
         blocks = _Blocks(pattern, len(patterns), network.width, most)
         events = rows.reshape(-1, d).to(network.weight.dtype)[blocks.rows]  # (K, R, d)
@@ -88,6 +88,12 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
         value = log_numerator(network, dims, rows[..., dims])
         total = torch.where(pattern.reshape(shape) == k, value.double(), total)
     return total
+
+
+@torch.no_grad()
+def _is_separable(network: Network) -> bool:
+    # The kernel of one neuron tells its kind.
+    return isinstance(replace(network, weight=network.weight[:1]).kernel(), Separable)
 
 
 def _log_normalizers(network: Network) -> Tensor:
