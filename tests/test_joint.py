@@ -40,7 +40,7 @@ from pyro_snefy.bases import (
 )
 from pyro_snefy.learning.initialization import fit_base
 from pyro_snefy.learning.joint import JointSNEFY
-from pyro_snefy.learning.parameters import BaseModule
+from pyro_snefy.learning.parameters import BaseModule, FramedModule
 from tests.cases import BASES, KINDS, Case, events
 
 
@@ -164,8 +164,9 @@ def test_first_density_is_close_to_the_base(activation: object, readout_dim: int
     module = snefy(2, 50, readout_dim, activation=activation).initialize(x)
     law = module()
     base = dist.Normal(x.mean(0), x.std(0)).to_event(1)
-    # x is a sample of the base: this is a divergence from it.
-    divergence = (base.log_prob(x) - law.log_prob(x)).mean()
+    # Other rows than the readout was fitted to: this is a divergence from the base.
+    other = base.sample((4000,))
+    divergence = (base.log_prob(other) - law.log_prob(other)).mean()
     assert -0.01 < divergence < 0.2
     # Its neurons are not constant there.
     z = activation(x @ law.weight.mT + law.bias)
@@ -528,7 +529,7 @@ def test_a_base_is_found_for_data() -> None:
     )
     assert -0.1 < (truth.log_prob(x) - module().log_prob(x)).mean() < 0.05
     names = {name for name, _ in module.named_parameters()}
-    assert {"base.logits", "base.loc"} <= names
+    assert {"base.logits", "base.raw_loc"} <= names
     assert {"base.raw_scale", "base.raw_scale_tril"} & names
     other = snefy(2, 6)
     assert isinstance(other().base, Gaussian)
@@ -664,3 +665,38 @@ def test_priors_in_standardised_coordinates() -> None:
         law.bias, module.bias - (weight / scale) @ mean, rtol=1e-4, atol=1e-2
     )
     torch.testing.assert_close(law.base.loc, mean + scale * loc)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_frames(full: bool) -> None:
+    """A step of a raw mean is a step of so many widths of its component."""
+    loc = torch.randn(3, 2, dtype=torch.float64)
+    scale, factor = loc.new_tensor([1e-3, 10.0]), loc.new_tensor([[1e-3, 0.0], [1.0, 1e-4]])
+    name, width = ("scale_tril", factor.expand(3, 2, 2)) if full else ("scale", scale.expand(3, 2))
+    module = FramedModule(GaussianMixture(torch.zeros_like(loc[:, 0]), loc, **{name: width}))
+    torch.testing.assert_close(module().loc, loc)
+    torch.testing.assert_close(getattr(module(), name), width)
+    before, step = module().components, loc.new_tensor([0.6, -0.8])
+    with torch.no_grad():
+        module.raw_loc += step
+    white, _ = before.standardize(module().loc)
+    torch.testing.assert_close(white, step.expand(3, 2), rtol=1e-7, atol=1e-7)
+    # A base of the same shapes brings its own units.
+    module.set(GaussianMixture(torch.ones_like(loc[:, 0]), loc + 1, **{name: width}))
+    assert (module.raw_loc == 0).all()
+    torch.testing.assert_close(module().loc, loc + 1)
+
+
+def test_a_fit_with_narrow_components() -> None:
+    """A third of the rows nearly share a value, a five-hundredth of the spread wide."""
+    x = torch.randn(2000, 2)
+    x[:, 1] = torch.where(torch.rand(2000) < 1 / 3, 2e-3 * x[:, 1] + 1, x[:, 0] + x[:, 1])
+    module = snefy(2).initialize(x)
+    assert isinstance(module.base, FramedModule)
+    before = module().log_prob(x).mean()
+    history = fit(module, x, max_epochs=60, progress=False)
+    assert not history.kept_start
+    assert module().log_prob(x).mean() > before
+    other = snefy(2)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other().log_prob(x), module().log_prob(x))

@@ -87,7 +87,7 @@ def test_first_values_have_not_seen_the_validation_rows() -> None:
     for data in (x, other):
         pyro.set_rng_seed(0)
         states.append(_state(snefy(2, 6).initialize(data)))
-    assert states[0]["base.loc"].dim() == 2
+    assert states[0]["base.frame_loc"].dim() == 2
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-3)
 

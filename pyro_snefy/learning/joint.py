@@ -24,7 +24,14 @@ from .initialization import (
     spread_neurons,
 )
 from .mixtures import choose_base
-from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
+from .parameters import (
+    BaseModule,
+    FamilyModule,
+    FramedModule,
+    as_base,
+    check_family,
+    check_sizes,
+)
 from .rows import Rows, random_order
 from .settings import FitDefaults
 from .units import location_scale, moved, to_data_units
@@ -53,9 +60,11 @@ class JointSNEFY(FamilyModule):
     After :meth:`initialize`, parameters are those of :math:`u = (x - l) / s`: a fit does not depend
     on the units of the data, and a prior is a prior in standardised coordinates. The buffers
     ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
-    The family that the module returns is in the units of the data, its base and weights
-    included. Normal laws and their mixtures, boxes, intervals and
-    :class:`~pyro_snefy.bases.NormalFamily` have a location and a scale,
+    A mixture of normal laws that :meth:`initialize` finds is learnt in units of the widths of its
+    components, see :class:`~pyro_snefy.learning.parameters.FramedModule`; ``base.raw_loc`` is in
+    these units, ``base.loc`` in standardised ones. The family that the module returns is in the
+    units of the data, its base and weights included. Normal laws and their mixtures, boxes,
+    intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location and a scale,
     :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
 
     Arguments:
@@ -166,7 +175,10 @@ class JointSNEFY(FamilyModule):
             normal = fit_base(_standard_normal(x), self._standardized(x))
             assert isinstance(normal, Gaussian)
             found = choose_base(normal, self._standardized(learners), self._standardized(judges))
-            self._replace_base(found)
+            if self._has_base_like(found):
+                self.base.set(found)
+            else:
+                self._replace_base(FramedModule(found))
         elif self.learn_base:
             self.base.set(fit_base(base, self._standardized(x)))
         base, u = self.base(), self._standardized(learners)
@@ -186,12 +198,8 @@ class JointSNEFY(FamilyModule):
     def _standardized(self, x: Tensor) -> Tensor:
         return x if self.loc is None or self.scale is None else (x - self.loc) / self.scale
 
-    def _replace_base(self, base: Base) -> None:
+    def _replace_base(self, module: BaseModule) -> None:
         # A base of another type or size takes the place of the present one.
-        if self._has_base_like(base):
-            self.base.set(base)
-            return
-        module: nn.Module = BaseModule(base, self.learn_base)
         if isinstance(self.base, PyroModule):
             to_pyro_module_(module)
         self.base = module
@@ -337,19 +345,23 @@ def _is_free(base: nn.Module) -> bool:
 def _take_state(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
     # The buffers and the base that a state has, before its values are copied into them.
     like = next(module.parameters(), torch.empty(()))
-    loc, logits = (state.get(f"{prefix}base.{name}") for name in ("loc", "logits"))
+    names = ("loc", "frame_loc", "logits")
+    loc, frame, logits = (state.get(f"{prefix}base.{name}") for name in names)
+    loc = frame if loc is None else loc
     if module.finds_base and loc is not None:
         loc = like.new_zeros(loc.shape)
         scale: dict[str, Any] = {"scale": torch.ones_like(loc)}
         if f"{prefix}base.raw_scale_tril" in state:
             scale = {"scale_tril": torch.ones_like(loc).diag_embed()}
         event_dim = module.base().event_dim
-        base: Base = Gaussian(loc, **scale, event_dim=event_dim)
+        base: Gaussian | GaussianMixture = Gaussian(loc, **scale, event_dim=event_dim)
         if logits is not None:
             base = GaussianMixture(like.new_zeros(logits.shape), loc, **scale, event_dim=event_dim)
         # The values of a base of the right size may be the values of the state: leave them alone.
-        if not module._has_base_like(base):
-            module._replace_base(base)
+        is_framed = isinstance(module.base, FramedModule)
+        if not module._has_base_like(base) or is_framed != (frame is not None):
+            kind = BaseModule(base, True) if frame is None else FramedModule(base)
+            module._replace_base(kind)
     units = [state.get(f"{prefix}{name}") for name in ("loc", "scale")]
     module._set_units(*(None if x is None else like.new_empty(x.shape) for x in units))
 

@@ -15,6 +15,7 @@ _ROUNDS = 100  # of expectation maximisation at most
 _GAIN = 1e-4  # in nats per event: less is not worth another round
 _CHECK = 5  # rounds between two looks at the gain
 _FLOOR = 1e-6  # of the variance of a component, as a part of the variance of the events
+_ENTRIES = 2**16  # shares of events in components at a time: more leave the cache
 _SIZES = (6, 16, 48, 96)  # numbers of components to choose from
 _EVENTS = 40  # per component, at least
 _MAX_DIM = 20  # coordinates: beyond, a mixture of normal laws is no more than a cluster or two
@@ -50,7 +51,9 @@ def _centres(x: Tensor, count: int) -> Tensor:
     loc, distance = u[:1], u.new_full((len(u),), torch.inf)
     for _ in range(1, count):
         distance = torch.minimum(distance, (u - loc[-1]).square().sum(-1))
-        loc = torch.cat([loc, u[torch.multinomial(distance + 1e-12, 1)]])
+        up_to = (distance + 1e-12).cumsum(0)
+        chosen = torch.searchsorted(up_to, up_to[-1:] * torch.rand_like(up_to[-1:]))
+        loc = torch.cat([loc, u[chosen.clamp(max=len(u) - 1)]])
     return loc
 
 
@@ -62,24 +65,29 @@ def _mixture(x: Tensor, loc: Tensor, full: bool) -> GaussianMixture:
     one = torch.eye(d, dtype=u.dtype, device=u.device).flatten() if full else torch.ones_like(u[0])
     variance = count ** (-2 / d) * one.expand(count, -1)  # (K, d) or (K, d²)
     logits = torch.zeros_like(loc[:, 0])
-    moments = torch.cat([u, times(u, u)], dim=-1)  # (N, 2d) or (N, d + d²)
+    moments = torch.cat([torch.ones_like(u[:, :1]), u, times(u, u)], dim=-1)  # (N, 1 + 2d) or more
     before = -math.inf
     for k in range(_ROUNDS):
         precision, log_det = _inverse(variance, d)
         linear = _applied(precision, loc)
         constant = logits.log_softmax(-1) - ((loc * linear).sum(-1) + log_det) / 2
         # Exponents need float64, their exponentials do not.
-        natural = torch.cat([linear, -precision / 2], dim=-1)
-        joint = torch.addmm(constant, moments, natural.mT).float()  # (N, K)
+        natural = torch.cat([constant.unsqueeze(-1), linear, -precision / 2], dim=-1)
+        total, sums = u.new_zeros(()), moments.new_zeros(count, moments.shape[-1])
+        for rows in moments.split(max(1, _ENTRIES // count)):
+            joint = (rows @ natural.mT).float()  # (R, K)
+            shares = joint.softmax(-1)
+            if k % _CHECK == 0:
+                # The log-density of an event is log p_k - log(share of k), for the largest share.
+                total += (joint.amax(-1) - shares.amax(-1).log()).sum()
+            sums.addmm_(shares.double().mT, rows)
         if k % _CHECK == 0:
-            now = joint.logsumexp(-1).mean().item()
+            now = total.item() / len(u)
             if now - before < _CHECK * _GAIN:
                 break
             before = now
-        shares = joint.softmax(-1).double()
         # 1e-3 of an event at the present location keeps a component without events finite.
-        mass = shares.sum(0).unsqueeze(-1)
-        first, second = (shares.mT @ moments).tensor_split([d], dim=-1)
+        mass, first, second = sums.tensor_split([1, 1 + d], dim=-1)
         loc = (first + 1e-3 * loc) / (mass + 1e-3)
         variance = second - times(loc, first) - times(first, loc) + mass * times(loc, loc)
         variance = variance / (mass + 1e-3) + _FLOOR * one
@@ -117,7 +125,7 @@ def _applied(precision: Tensor, loc: Tensor) -> Tensor:
     return (matrix @ loc.unsqueeze(-1)).squeeze(-1)
 
 
-def choose_base(base: Gaussian, x: Tensor, held_out: Tensor) -> Base:
+def choose_base(base: Gaussian, x: Tensor, held_out: Tensor) -> Gaussian | GaussianMixture:
     r"""A normal law, or the mixture of normal laws that other events call for.
 
     Covariances are diagonal or full; of mixtures, the smallest one decides. A larger mixture, or
@@ -132,7 +140,7 @@ def choose_base(base: Gaussian, x: Tensor, held_out: Tensor) -> Base:
         return base
     d = x.shape[1:].numel()
     kinds = [False, True] if d > 1 else [False]
-    best: Base = base
+    best: Gaussian | GaussianMixture = base
     score = best.log_density(held_out)
     if True in kinds:
         only = normal_mixture(x, 1, full=True)

@@ -4,6 +4,7 @@ __all__ = [
     "BaseModule",
     "ConstrainedModule",
     "FamilyModule",
+    "FramedModule",
     "as_base",
     "check_family",
     "check_sizes",
@@ -16,10 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import transform_to
+from torch.distributions import constraints, transform_to
+from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 
 from ..activations import Activation, Exp
-from ..bases import Base, Gaussian, LaplaceBase
+from ..bases import Base, Gaussian, GaussianMixture, LaplaceBase
 from ..constraints import is_real
 from ..kernels.registry import check_closed_form, closed_form
 
@@ -44,6 +46,10 @@ class ConstrainedModule(nn.Module):
         """The constraint of a parameter."""
         return self._constraints[name]
 
+    def transform(self, name: str) -> Any:
+        """The map from the unconstrained parameter to the parameter."""
+        return transform_to(self.constraint(name))
+
     def constrain(self, name: str, value: Tensor, constraint: Any) -> None:
         """Registers a parameter, unconstrained if not every value satisfies its constraint."""
         if is_real(constraint):
@@ -57,7 +63,7 @@ class ConstrainedModule(nn.Module):
     def assign(self, name: str, value: Tensor) -> None:
         """Overwrites a parameter or a buffer in place, by a value that satisfies its constraint."""
         if name in self._constraints:
-            value = transform_to(self.constraint(name)).inv(value)
+            value = self.transform(name).inv(value)
             name = f"raw_{name}"
         getattr(self, name).copy_(value)
 
@@ -67,7 +73,7 @@ class ConstrainedModule(nn.Module):
         except AttributeError:
             if name not in self.__dict__.get("_constraints", ()):
                 raise
-        return transform_to(self.constraint(name))(getattr(self, f"raw_{name}"))
+        return self.transform(name)(getattr(self, f"raw_{name}"))
 
 
 class FamilyModule(ConstrainedModule):
@@ -150,6 +156,84 @@ class BaseModule(ConstrainedModule):
         """Overwrites the tensors by the tensors of a base of the same type and shapes."""
         for name, (_, value) in zip(self._names, base.tensors(), strict=True):
             self.assign(name, value)
+
+
+class FramedModule(BaseModule):
+    r"""A normal law, or a mixture of some, that is learnt in units of its own first values.
+
+    .. math:: m_k = a_k + F_k r_k, \quad L_k = F_k T_k
+
+    The first means :math:`a_k` and factors :math:`F_k` are the buffers ``frame_loc`` and
+    ``frame_scale``; :math:`r_k` and :math:`T_k` are learnt. A step of an optimiser moves a mean by
+    a part of the width of its component, however narrow the component is, and in whichever
+    direction it is narrow.
+
+    Arguments:
+        base: The base, with ``loc``, and ``scale`` or ``scale_tril``.
+
+    Example:
+        >>> import torch
+        >>> from pyro_snefy.bases import Gaussian
+        >>> module = FramedModule(Gaussian(torch.ones(2), torch.full((2,), 0.1)))
+        >>> module.raw_loc.data += 1.0
+        >>> module.loc.tolist()
+        [1.100000023841858, 1.100000023841858]
+    """
+
+    frame_loc: Tensor
+    frame_scale: Tensor
+
+    def __init__(self, base: Gaussian | GaussianMixture) -> None:
+        super().__init__(base, learn=True)
+        del self.loc
+        self.raw_loc = nn.Parameter(torch.zeros_like(base.loc))
+        self._constraints["loc"] = constraints.real
+        self.register_buffer("frame_loc", torch.empty_like(base.loc))
+        self.register_buffer("frame_scale", torch.empty_like(_scale(base)))
+        self.set(base)
+
+    def transform(self, name: str) -> Any:
+        full = "scale_tril" in self._names
+        if name == "loc":
+            kind = _Frame if full else AffineTransform
+            return kind(self.frame_loc, self.frame_scale)
+        inner = super().transform(name)  # a logarithm has no unit
+        return ComposeTransform([inner, _Frame(None, self.frame_scale)]) if full else inner
+
+    @torch.no_grad()
+    def set(self, base: Base) -> None:
+        """Overwrites the tensors by the tensors of a base, which are the units from then on."""
+        assert isinstance(base, Gaussian | GaussianMixture)
+        self.frame_loc.copy_(base.loc)
+        self.frame_scale.copy_(_scale(base))
+        super().set(base)
+
+
+def _scale(base: Gaussian | GaussianMixture) -> Tensor:
+    scale = base.scale if base.scale_tril is None else base.scale_tril
+    assert scale is not None
+    return scale
+
+
+class _Frame(Transform):
+    # Vectors r to a + F r, and without a, matrices T to F T, with lower triangular F.
+    bijective = True
+
+    def __init__(self, loc: Tensor | None, factor: Tensor) -> None:
+        rank = 2 if loc is None else 1
+        self.domain = self.codomain = constraints.independent(constraints.real, rank)
+        self.loc, self.factor = loc, factor
+        super().__init__()
+
+    def _call(self, x: Tensor) -> Tensor:
+        if self.loc is None:
+            return self.factor @ x
+        return self.loc + (self.factor @ x.unsqueeze(-1)).squeeze(-1)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        columns = y if self.loc is None else (y - self.loc).unsqueeze(-1)
+        x = torch.linalg.solve_triangular(self.factor, columns, upper=False)
+        return x.tril() if self.loc is None else x.squeeze(-1)
 
 
 def as_base(base_or_dim: Base | int | tuple[()], caller: str) -> Base:

@@ -6,16 +6,23 @@ coordinates of a row are observed is its pattern.
 
 __all__ = ["check_patterns", "log_numerator_of_boxes", "log_numerator_of_rows", "patterns_of"]
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..bases import Base, Product
+from ..kernels import Separable
 from ..network import Network
 from ..numerics.linalg import rows_matmul
+from ..numerics.recompute import recomputed_by_rows
 from .intervals import log_box_mass
 from .marginals import log_numerator
+
+# Entries of kernel matrices that are held at once where each row has a matrix of its own. A step
+# of training holds some fifty such tensors.
+_ENTRIES = 2**18
 
 
 def check_patterns(base: Base, observed: Tensor) -> None:
@@ -56,7 +63,9 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
     patterns, pattern = patterns_of(observed.reshape(-1, d))
     one_model = network.weight.dim() == 2 and network.form.matrix.dim() == 2
     if one_model and not network.base.batch_shape:
-        blocks = _Blocks(pattern, len(patterns), network.width)
+        separable = _is_separable(network)
+        most = len(pattern) if separable else max(1, _ENTRIES // network.width**2)
+        blocks = _Blocks(pattern, len(patterns), network.width, most)
         events = rows.reshape(-1, d).to(network.weight.dtype)[blocks.rows]  # (K, R, d)
         partial = network.base.partial(events, patterns[blocks.pattern].unsqueeze(-2))
         if partial is not None:
@@ -70,8 +79,8 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
                 weight=weight if partial.mask is None else weight * partial.mask.unsqueeze(-2),
                 bias=bias + rows_matmul(partial.statistic, weight.mT),
             )
-            values = partial.log_density + others.log_normalizer()
-            return blocks.unpack(values).reshape(shape)
+            values = others.log_normalizer() if separable else _log_normalizers(others)
+            return blocks.unpack(partial.log_density + values).reshape(shape)
     # A base that cannot treat all patterns at once, or a batch of models: one after the other.
     total = rows.new_zeros(shape, dtype=torch.float64)
     for k, mask in enumerate(patterns.tolist()):
@@ -79,6 +88,33 @@ def log_numerator_of_rows(network: Network, rows: Tensor, observed: Tensor) -> T
         value = log_numerator(network, dims, rows[..., dims])
         total = torch.where(pattern.reshape(shape) == k, value.double(), total)
     return total
+
+
+@torch.no_grad()
+def _is_separable(network: Network) -> bool:
+    # The kernel of one neuron tells its kind.
+    return isinstance(replace(network, weight=network.weight[:1]).kernel(), Separable)
+
+
+def _log_normalizers(network: Network) -> Tensor:
+    # For biases (K, R, n), some of the K blocks at a time, and again in the backward pass.
+    ranks: dict[int, int] = {}
+
+    def note(x: Tensor, rank: int) -> Tensor:
+        ranks[id(x)] = rank
+        return x
+
+    def evaluate(tensors: Sequence[Tensor]) -> Tensor:
+        return network.with_tensors(tensors).log_normalizer()
+
+    network.base.map_batches(note)
+    tensors, (blocks, rows, width) = network.tensors(), network.bias.shape
+    shared = [network.weight.dim() == 2, False, True]
+    shared += [x.dim() == ranks[id(x)] for x in tensors[3:]]
+    dims = [
+        None if alone or len(x) != blocks else 0 for x, alone in zip(tensors, shared, strict=True)
+    ]
+    return recomputed_by_rows(evaluate, tensors, dims, max(1, _ENTRIES // (rows * width**2)), -2)
 
 
 def log_numerator_of_boxes(
@@ -150,14 +186,15 @@ class _Blocks:
     Repeated rows fill the last block of each pattern.
     """
 
-    def __init__(self, pattern: Tensor, count: int, width: int) -> None:
-        # The index of each row's pattern, (N,), the number of patterns, and of neurons.
+    def __init__(self, pattern: Tensor, count: int, width: int, most: int) -> None:
+        # The index of each row's pattern, (N,), the number of patterns, of neurons, and of the rows
+        # of a block at most.
         order = pattern.argsort(stable=True)
         counts = torch.bincount(pattern, minlength=count)
         # The kernel of a block costs about as much as one row for each neuron. Of the sizes between
         # the mean and the largest number of rows, the cheapest one is taken.
         sizes = torch.linspace(len(pattern) / count, int(counts.max()), 16, device=pattern.device)
-        sizes = sizes.ceil().long()
+        sizes = sizes.ceil().long().clamp(max=most)
         costs = (-(-counts // sizes.unsqueeze(-1))).sum(-1) * (sizes + width)
         size = int(sizes[costs.argmin()])
         starts = counts.cumsum(0) - counts

@@ -73,3 +73,33 @@ def test_growth() -> None:
     print(f"\nover n {over_n}\nover B {over_rows}\nSaved {path / 'growth.png'}")
     first, last = over_rows[0], over_rows[-1]
     assert last["megabytes"] < 2 * (batches[-1] / batches[0]) * max(first["megabytes"], 1.0)
+
+
+BENDS = """
+import json, sys, torch
+from tests.perf.test_missing import _with_gaps
+from tests.perf.timing import peak_memory
+torch.set_num_threads(1)
+torch.distributions.Distribution.set_default_validate_args(False)
+from pyro_snefy import snefy
+from pyro_snefy.activations import GELU
+
+def step(n, rows):
+    law, x = snefy(6, n, activation=GELU())(), _with_gaps(torch.randn(rows, 6))
+    (-law.partially_observed().log_prob(x).mean()).backward()
+
+step(4, 60)
+before = peak_memory()
+step(50, int(sys.argv[1]))
+print(json.dumps((peak_memory() - before) / 1e6))
+"""
+
+
+@pytest.mark.parametrize("rows", [1024, 4096])
+def test_bends_with_gaps(rows: int) -> None:
+    """Fifty patterns: a kernel for each row, a few of them at a time."""
+    command = [sys.executable, "-c", BENDS, str(rows)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = json.loads(run.stdout)
+    print(f"\nGELU, n=50, B={rows}, fifty patterns: peak {peak:.0f} MB")
+    assert peak < 250
