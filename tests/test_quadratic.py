@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from pyro_snefy.numerics.hyperbolic import damped_hyperbolic
-from pyro_snefy.numerics.quadratic import masked_quadratic, quadratic, trace
+from pyro_snefy.numerics.quadratic import quadratic, trace
 
 F64 = torch.float64
 
@@ -150,36 +150,6 @@ def test_zero_rows() -> None:
     value = quadratic(x, _matrix(4, 4))
     assert (value == 0).all()
     assert (torch.autograd.grad(value.sum(), x)[0] == 0).all()
-
-
-@SHAPES
-def test_masked_values(rows: tuple[int, ...], matrix: tuple[int, ...]) -> None:
-    x, a, mask = torch.randn(rows, dtype=F64), _matrix(*matrix), _matrix(4, 4)
-    for rows_, tolerance in ((x, 1e-13), (x.float(), 1e-5)):
-        leaves = [y.detach().requires_grad_() for y in (rows_, mask, a)]
-        wide = [y.detach().double().requires_grad_() for y in (rows_, mask, a)]
-        value = masked_quadratic(*leaves)
-        expected = torch.einsum("...i,...ij,...j->...", wide[0], wide[1] * wide[2], wide[0])
-        # Sums are in float64 for rows in float32, too.
-        assert_close(value, expected, rtol=1e-12, atol=1e-12)
-        found, wanted = (
-            torch.autograd.grad(y.sum(), z) for y, z in ((value, leaves), (expected, wide))
-        )
-        for one, other in zip(found, wanted, strict=True):
-            assert_close(one.double(), other, rtol=tolerance, atol=tolerance * 10)
-
-
-def test_derivatives_of_masked_forms() -> None:
-    x, a, mask = torch.randn(2, 3, dtype=F64), _matrix(2, 3, 3), _matrix(3, 3)
-    leaves = [y.requires_grad_() for y in (x, mask, a)]
-
-    def symmetric(x: Tensor, mask: Tensor, a: Tensor) -> Tensor:
-        return masked_quadratic(x, (mask + mask.mT) / 2, (a + a.mT) / 2)
-
-    assert torch.autograd.gradcheck(symmetric, leaves, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(symmetric, leaves)
-    by_row = torch.func.vmap(masked_quadratic, (0, None, 0))(x, mask, a)
-    assert_close(by_row, masked_quadratic(x, mask, a), rtol=1e-13, atol=1e-13)
 
 
 POINTS = [0.0, 1e-300, 1e-12, 1e-5, 0.3, 1.0, 20.0, 49.0, 800.0]

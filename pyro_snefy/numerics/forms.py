@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .linalg import bilinear, broadcast_shapes, rows_matmul, safe_log
-from .quadratic import masked_quadratic, quadratic, trace
+from .quadratic import quadratic, trace
 
 Blocks = Mapping[tuple[int, int], Tensor]
 
@@ -213,9 +213,6 @@ def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor |
     ]
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
-        if gram.dim() == 2 and matrix.dim() > 3 and matrix.shape[-2:] == tiled.shape:
-            terms.append(masked_quadratic(rows, tiled, matrix).sum(0))
-            continue
         matrix = tiled * _padded(matrix, gram.dim() + 1)
         terms.append(_traces(rows.unsqueeze(-2), matrix, unit).sum(0))
     return sum(terms[1:], terms[0])

@@ -1,6 +1,6 @@
 r"""Quadratic forms of many rows, :math:`x^\top A x`, with a gradient of two matrix products."""
 
-__all__ = ["masked_quadratic", "quadratic", "trace"]
+__all__ = ["quadratic", "trace"]
 
 from inspect import signature
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .elementwise import forward_mode, primals
-from .linalg import Layout, fold
+from .linalg import fold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
 # semi-definite but for rounding has a Cholesky factor then; float32 does not see the change.
@@ -69,36 +69,7 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     values = function.apply(folded, matrix, unit, rows.shape[-2])
     if layout is None:
         return values.squeeze(-1)
-    return _unfolded(values, Layout(layout.shape[:-1], layout.order[:-1]))
-
-
-def masked_quadratic(rows: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    r"""Evaluates :math:`q = x^\top (A \circ M) x` for many matrices :math:`A` and one :math:`M`.
-
-    Sums are in float64. Gradients are in the dtype of the rows, without a copy of the products
-    :math:`A \circ M`, which would take as much memory as the matrices.
-
-    Arguments:
-        rows: The rows :math:`x`, with shape :math:`(*, n)`, in float32 or float64.
-        mask: The matrix :math:`M`, with shape :math:`(n, n)`, symmetric, in float64.
-        matrix: The matrices :math:`A`, with shape :math:`(*, n, n)`, symmetric, in float64.
-
-    Returns:
-        The values, with shape :math:`(*)`, in float64.
-
-    Example:
-        >>> ones = torch.ones(2, 2, dtype=torch.float64)
-        >>> masked_quadratic(torch.tensor([[3.0, 4.0]]), ones, ones.unsqueeze(0))
-        tensor([49.], dtype=torch.float64)
-    """
-    function = _Masked if torch.compiler.is_compiling() else _DualMasked
-    folded, matrix, layout = fold(rows, matrix)
-    values: Tensor = function.apply(folded, mask, matrix)
-    return values if layout is None else _unfolded(values, layout)
-
-
-def _unfolded(values: Tensor, layout: Layout) -> Tensor:
-    shape, order = layout
+    shape, order = layout.shape[:-1], layout.order[:-1]
     values = values if values.shape == shape else values.reshape(shape)
     return values if order == tuple(range(len(order))) else values.permute(order)
 
@@ -158,52 +129,3 @@ class _DualTrace(_Trace):
             if by_matrix is not None:
                 total = total + rows @ by_matrix
             return torch.linalg.vecdot(_grouped(total, ctx.m), _grouped(rows, ctx.m))
-
-
-class _Masked(Function):
-    r"""Values of rows with shape (*, N, n), under matrices (*, n, n) times one mask (n, n)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rows: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-        rows = rows.double()
-        return torch.linalg.vecdot(rows @ (mask * matrix), rows)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        rows, mask, matrix = ctx.saved_tensors
-        narrow, wide = mask.to(rows.dtype), matrix.dtype
-        weighted = (rows * grad.unsqueeze(-1)).to(rows.dtype)
-        own, outer = matrix.to(rows.dtype), rows.mT @ weighted
-        by_mask = (
-            (outer * own).sum_to_size(mask.shape).to(wide) if ctx.needs_input_grad[1] else None
-        )
-        by_matrix = (outer * narrow).to(wide) if ctx.needs_input_grad[2] else None
-        return weighted @ (own * (2.0 * narrow)), by_mask, by_matrix
-
-
-_Masked.forward.__signature__ = signature(_Masked.forward)  # type: ignore[attr-defined]
-
-
-class _DualMasked(_Masked):
-    r"""The same function with a rule for forward mode."""
-
-    @staticmethod
-    def jvp(
-        ctx: Any, by_rows: Tensor | None, by_mask: Tensor | None, by_matrix: Tensor | None
-    ) -> Tensor:
-        with forward_mode():
-            rows, mask, matrix = (x.double() for x in primals(ctx.saved_tensors))
-            total = torch.zeros_like(rows)
-            if by_rows is not None:
-                total = total + 2.0 * (by_rows.double() @ (mask * matrix))
-            for one, other in ((by_mask, matrix), (mask, by_matrix)):
-                if one is not None and other is not None:
-                    total = total + rows @ (one * other)
-            return torch.linalg.vecdot(total, rows)
