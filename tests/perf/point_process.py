@@ -27,12 +27,11 @@ random, mean of three fits   7.857 7.827 7.834 7.839
 ============================ ===== ===== ===== =====
 
 About 60 settings of the learnt process (neurons, rows, law and scale of the frequencies, ridge,
-dropout, noise on the points, learning rates, early stopping) were compared on three fifths of the
-points that half 0 learns from, most of them with a copy in plain torch. About 130
-settings of the random one were compared on two quarters of these points, at an earlier time.
-Some of these points are test points of halves 1 and 2: only the test of half 0 is clean. Test points
-were looked at once. Run as ``python -m tests.perf.point_process bei.csv``; more arguments are the
-halves.
+dropout, noise on the points, learning rates, early stopping) were compared on up to three of five
+folds of the points that half 0 learns from, most of them with a copy in plain torch. About 130
+settings of the random one were compared on two quarters of these points. Some of the points are
+test points of halves 1 and 2: only the test of half 0 is clean. Run as
+``python -m tests.perf.point_process bei.csv``; more arguments are the halves.
 """
 
 import csv
@@ -80,6 +79,7 @@ def start(neurons: int, rows: int, freedom: float, scale: float) -> PointProcess
     model = point_process(UniformBox(LOW, HIGH), neurons, rows)
     spread = (torch.distributions.Chi2(freedom).sample((neurons, 1)) / freedom).rsqrt()
     constant = torch.tensor(0)
+    assert model.density.bias is not None
     with torch.no_grad():
         frequencies = scale * spread * torch.randn(neurons, 2)
         model.density.weight.copy_(frequencies).index_fill_(0, constant, 0.0)
