@@ -228,8 +228,8 @@ class Network:
         half = half or torch.is_autocast_enabled(bias.device.type)
         # The rounding of a gram in float32 leaves eigenvalues below zero, and no Cholesky factor.
         one = bias.dim() == 1
-        narrow = neurons.has_factor if one else neurons.takes_float32
-        if half or isinstance(form, Gram) or not narrow:
+        suffices = neurons.has_factor if one else neurons.takes_float32
+        if half or isinstance(form, Gram) or not suffices:
             bias, form = bias.double(), form.to(torch.float64)
         elif one:
             bias = bias.double()

@@ -20,7 +20,7 @@ from ..distributions.atoms import WithAtoms
 from ..distributions.autoregressive import Autoregressive
 from ..distributions.snefy import SNEFY
 from .contexts import ContextModule
-from .defaults import bump_basis, heavy_tailed
+from .defaults import bump_basis, heavy_tailed, start_near_base_
 from .heads import LocationScale, Parameters, ReadoutHead
 from .initialization import checked_events, complete_rows, robust_location_scale, spread
 from .parameters import BaseModule, as_base, check_sizes
@@ -132,9 +132,7 @@ class AutoregressiveSNEFY(ContextModule):
         weight, bias = bump_basis(self.weight)
         self.weight.copy_(weight)
         self.bias.copy_(bias)
-        # Near the base itself: the first neuron is constant.
-        nn.init.normal_(self.readout, std=0.1)
-        self.readout[0, 0] += 1.0
+        start_near_base_(self.readout)
         self._reset_network()
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from ..kernels import closed_form
 from .contexts import ContextModule
-from .defaults import AsinhNet, bump_basis, heavy_tailed
+from .defaults import AsinhNet, bump_basis, heavy_tailed, start_near_base_
 from .exposure import check_exposure, check_exposures, exposed, fit_exposed
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
@@ -131,9 +131,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
             weight, bias = bump_basis(self.weight, precision)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
-            # Near the base itself: the first neuron is constant.
-            nn.init.normal_(self.readout, std=0.1)
-            self.readout[0, 0] += 1.0
+            start_near_base_(self.readout)
             return
         if "weight" in self._constraints:
             self._set_neuron_members(self._random_members())

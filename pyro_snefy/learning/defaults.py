@@ -1,6 +1,6 @@
 r"""What default likelihoods are made of: a base with heavy tails, a basis of bumps, a network."""
 
-__all__ = ["AsinhNet", "bump_basis", "heavy_tailed"]
+__all__ = ["AsinhNet", "bump_basis", "heavy_tailed", "start_near_base_"]
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -45,6 +45,12 @@ def bump_basis(like: Tensor, precision: float = 2.0) -> tuple[Tensor, Tensor]:
         direction = nn.functional.normalize(torch.randn_like(like[1:]), dim=-1)
     weight = torch.cat([torch.zeros_like(like[:1]), precision * direction])
     return weight, torch.cat([torch.zeros_like(centre[:1]), -precision * centre])
+
+
+def start_near_base_(readout: Tensor) -> None:
+    """Draws a readout, in place, that makes a family of such neurons close to its base."""
+    nn.init.normal_(readout, std=0.1)
+    readout[0, 0] += 1.0  # the first neuron is constant
 
 
 class AsinhNet(nn.Module):
