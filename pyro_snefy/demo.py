@@ -12,16 +12,13 @@ from pathlib import Path
 
 import pyro
 import torch
-from pyro.infer import SVI, Trace_ELBO
-from pyro.optim import ClippedAdam
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
-from tqdm import trange
 
-from .learning import ConditionalSNEFY, conditional_snefy
+from .learning import ConditionalSNEFY, conditional_snefy, fit
 
 FOLDER = Path("demo_output")
-STEPS, BATCH, ROWS = 1500, 512, 6000
+EPOCHS, ROWS = 40, 6000
 
 
 def truth(x: Tensor) -> MixtureSameFamily:
@@ -41,25 +38,9 @@ def draw(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def train(x: Tensor, y: Tensor) -> ConditionalSNEFY:
-    """Fits a likelihood by SVI, with a plate and subsampling."""
-    likelihood = conditional_snefy((), context_dim=1)
-    likelihood.initialize(y, x)
-
-    def model(x: Tensor, y: Tensor) -> None:
-        pyro.module("likelihood", likelihood)
-        with pyro.plate("data", len(x), subsample_size=BATCH) as rows:
-            pyro.sample("y", likelihood.condition(x[rows]), obs=y[rows])
-
-    # The learning rate is halved ten times in the course of training.
-    optimizer = ClippedAdam({"lr": 1e-2, "lrd": 0.5 ** (10 / STEPS), "clip_norm": 5.0})
-    svi = SVI(model, lambda *_: None, optimizer, Trace_ELBO())
-    with trange(STEPS, desc="SVI", unit="step") as steps:
-        average = math.nan
-        for step in steps:
-            loss = svi.step(x, y) / len(x)
-            average = loss if step == 0 else 0.98 * average + 0.02 * loss
-            if step % 50 == 0:
-                steps.set_postfix_str(f"NLL {average:.3f} nats per row")
+    """Learns a likelihood: :func:`fit` is SVI with a plate of rows, minibatches and validation."""
+    likelihood = conditional_snefy((), context_dim=1).initialize(y, x)
+    fit(likelihood, y, x, max_epochs=EPOCHS)
     return likelihood
 
 
@@ -123,7 +104,6 @@ def draw_pictures(likelihood: ConditionalSNEFY, x: Tensor, y: Tensor) -> list[Pa
 def main() -> None:
     """Trains the model, compares it with the true density and a Gaussian, and draws it."""
     pyro.set_rng_seed(0)
-    pyro.clear_param_store()
     x, y = draw(ROWS)
     print(f"Learning p(y | x) from {ROWS:,} rows: two branches, noise that grows.")
     start = time.perf_counter()
@@ -134,8 +114,8 @@ def main() -> None:
         reached = -likelihood.condition(x_test).log_prob(y_test).mean()
         attainable = -truth(x_test[:, 0]).log_prob(y_test).mean()
         design = torch.cat([x**k for k in range(8)], dim=-1)
-        fit = torch.linalg.lstsq(design, y.unsqueeze(-1)).solution
-        residual = y_test - (torch.cat([x_test**k for k in range(8)], dim=-1) @ fit).squeeze(-1)
+        curve = torch.linalg.lstsq(design, y.unsqueeze(-1)).solution
+        residual = y_test - (torch.cat([x_test**k for k in range(8)], dim=-1) @ curve).squeeze(-1)
         gaussian = 0.5 * (1 + math.log(2 * math.pi) + residual.square().mean().log())
     print(f"Negative log-likelihood of 20,000 new rows, after {seconds:.0f} s of training:")
     print(f"  conditional SNEFY          {reached:.3f} nats")

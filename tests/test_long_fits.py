@@ -29,7 +29,7 @@ from pyro_snefy.learning import History
 from pyro_snefy.learning.best import bounded_mean
 from pyro_snefy.learning.joint import JointSNEFY
 from pyro_snefy.learning.parallel import Processes
-from pyro_snefy.learning.rows import Loader, random_order
+from pyro_snefy.learning.rows import Loader, Memory, Rows, random_order
 
 
 class Normal(nn.Module):
@@ -583,3 +583,30 @@ def test_loaders_without_a_length() -> None:
         fit(snefy(2, 4), DataLoader(Stream()), progress=False)
     with pytest.raises(TypeError, match="batch of type dict"):
         fit(snefy(2, 4), DataLoader([{"a": 1.0}]), progress=False)
+
+
+def test_rows_of_one_pattern_meet() -> None:
+    """Batches are a fair shuffle of all rows, and have about 16 of 64 patterns each."""
+    bits = torch.arange(6400).unsqueeze(-1) >> torch.arange(6) & 1
+    x = torch.where(bits == 1, torch.nan, torch.arange(6400.0).unsqueeze(-1))
+    x = torch.cat([torch.arange(6400.0).unsqueeze(-1), x], dim=-1)
+    source = Memory(Rows(x), 200, Processes())
+    epochs = []
+    for _ in range(2):
+        batches = [rows.x for rows, _ in source.batches()]
+        assert len(batches) == len(source) == 32
+        numbers = torch.cat(batches)[:, 0]
+        assert numbers.sort().values.equal(torch.arange(6400.0))
+        counts = [len(batch.isnan().unique(dim=0)) for batch in batches]
+        assert sum(counts) / len(counts) < 20
+        # Four batches together are as fair as without patterns: their mean has its usual error.
+        means = numbers.reshape(-1, 800).mean(-1)
+        assert ((means - 3199.5).abs() < 5 * 6400 / (12 * 800) ** 0.5).all()
+        epochs.append(numbers)
+    assert not epochs[0].equal(epochs[1])
+    # Complete rows, and rows with few patterns, are shuffled and no more.
+    few = Memory(Rows(x[:, :4]), 200, Processes())
+    torch.manual_seed(0)
+    found = torch.cat([rows.x for rows, _ in few.batches()])[:, 0]
+    torch.manual_seed(0)
+    assert found.equal(torch.randperm(6400).float())

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ..operations.missing import patterns_of
 from .parallel import Processes
 
 Data = Any  # a Tensor, an array or a data frame
 _HELD_OUT = 10_000  # rows of a loader that are held in memory to validate
 _PRIME = 2**31 - 1
+_PATTERNS = 16  # of missing values in a batch, about: fewer would make its gradient noisy
 
 
 def as_tensor(caller: str, name: str, value: Data, like: Tensor) -> Tensor:
@@ -83,10 +85,19 @@ def random_order(count: int, device: torch.device) -> Tensor:
 
 
 class Memory:
-    r"""Batches of rows that are in memory, shuffled each time."""
+    r"""Batches of rows that are in memory, shuffled each time.
+
+    A batch with gaps costs a kernel for each of its patterns, see
+    :mod:`~pyro_snefy.operations.missing`. Where there are many, the rows of a few batches are dealt
+    anew, so that rows of one pattern meet. Which patterns meet changes each time.
+    """
 
     def __init__(self, rows: Rows, batch_size: int, processes: Processes) -> None:
         self.rows, self.size, self.processes = rows, batch_size, processes
+        self.dealt = 1  # batches whose rows are dealt anew
+        if bool((gaps := rows.x.reshape(len(rows), -1).isnan()).any()):
+            patterns, self.pattern = patterns_of(gaps)
+            self.patterns, self.dealt = len(patterns), max(1, len(patterns) // _PATTERNS)
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.size)
@@ -95,8 +106,15 @@ class Memory:
         """The share of this process in each batch, and the number of rows in all shares."""
         order = torch.randperm(len(self.rows), device=self.rows.x.device)
         self.processes.broadcast([order])
+        order = order if self.dealt == 1 else self._by_pattern(order)
         for index in order.split(self.size):
             yield self.rows.take(index[self.processes.rank :: self.processes.size]), len(index)
+
+    def _by_pattern(self, order: Tensor) -> Tensor:
+        turns = torch.randperm(self.patterns, device=order.device)
+        self.processes.broadcast([turns])
+        pieces = order.split(self.dealt * self.size)
+        return torch.cat([some[turns[self.pattern[some]].argsort(stable=True)] for some in pieces])
 
 
 class Loader:
