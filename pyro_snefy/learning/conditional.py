@@ -206,7 +206,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
                 best, lowest = factor, found
         self._set_width(weight, bias, best)
 
-    def finish_fit(self, rows: Rows | None, judges: Rows, score: Callable[[], float]) -> None:
+    def _finish_fit(self, rows: Rows | None, judges: Rows, score: Callable[[], float]) -> None:
         """Calls :meth:`recalibrate`, at the end of a fit."""
         self.recalibrate(score)
 

@@ -382,7 +382,7 @@ class _Run:
 
     def _finish(self) -> None:
         # A module may know how to become better at the end. Validation has to agree.
-        finish, judges = getattr(self.module, "finish_fit", None), self.held_out
+        finish, judges = getattr(self.module, "_finish_fit", None), self.held_out
         if finish is None or judges is None:
             return
         if self.history.kept_start or self.history.interrupted:

@@ -61,8 +61,7 @@ class JointSNEFY(FamilyModule):
     on the units of the data, and a prior is a prior in standardised coordinates. The buffers
     ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
     A mixture of normal laws that :meth:`initialize` finds is learnt in units of the widths of its
-    components, see :class:`~pyro_snefy.learning.parameters.FramedModule`; ``base.raw_loc`` is in
-    these units, ``base.loc`` in standardised ones. The family that the module returns is in the
+    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The family that the module returns is in the
     units of the data, its base and weights included. Normal laws and their mixtures, boxes,
     intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location and a scale,
     :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
@@ -282,7 +281,7 @@ class JointSNEFY(FamilyModule):
         if readout is not None:
             self._write_readout(readout)
 
-    def finish_fit(self, rows: Rows | None, judges: Rows, score: Callable[[], float]) -> None:
+    def _finish_fit(self, rows: Rows | None, judges: Rows, score: Callable[[], float]) -> None:
         r"""The most likely readout for the neurons that a fit has found.
 
         Arguments:

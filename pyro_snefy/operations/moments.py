@@ -157,8 +157,17 @@ class _Widened(Gaussian):
         self.__dict__.update(base.__dict__)
         self.increment = increment
 
+    def whiten(self, weight: Tensor) -> Tensor:
+        white = super().whiten(weight)
+        if self.num_statistics > 1:
+            return white  # no factor of C + H: kernels of such bases take products
+        return white * (1 + self.increment / self.covariance(weight)).sqrt()
+
     def quadratic(self, weight: Tensor) -> Tensor:
-        return super().quadratic(weight) + weight @ self.increment @ weight.mT
+        product = super().quadratic(weight)
+        if self.num_statistics == 1:
+            return product
+        return product + weight @ self.increment @ weight.mT
 
 
 @_moments.register
