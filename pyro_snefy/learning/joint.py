@@ -61,10 +61,10 @@ class JointSNEFY(FamilyModule):
     on the units of the data, and a prior is a prior in standardised coordinates. The buffers
     ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
     A mixture of normal laws that :meth:`initialize` finds is learnt in units of the widths of its
-    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The family that the module returns is in the
-    units of the data, its base and weights included. Normal laws and their mixtures, boxes,
-    intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location and a scale,
-    :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
+    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The family
+    that the module returns is in the units of the data, its base and weights included. Normal laws
+    and their mixtures, boxes, intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location
+    and a scale, :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
 
     Arguments:
         base: The base measure :math:`\mu`.
