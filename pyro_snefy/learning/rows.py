@@ -17,7 +17,7 @@ from .parallel import Processes
 Data = Any  # a Tensor, an array or a data frame
 _HELD_OUT = 10_000  # rows of a loader that are held in memory to validate
 _PRIME = 2**31 - 1
-_PATTERNS = 16  # of missing values in a batch, about: fewer would make its gradient noisy
+_PATTERNS = 12  # of missing values in a batch, about: fewer would make its gradient noisy
 
 
 def as_tensor(caller: str, name: str, value: Data, like: Tensor) -> Tensor:
