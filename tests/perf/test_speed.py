@@ -252,19 +252,3 @@ def test_compile(n: int) -> None:
     )
     _report(f"torch.compile, n={n}", times, "less than ours")
     assert times["compiled"] < times["ours"]
-
-
-def test_boxes() -> None:
-    """Counts in the 1,156 boxes of a grid, beside as many boxes that share no edges.
-
-    Segments of a grid are few, and their transforms are shared by the boxes.
-    """
-    edges = torch.linspace(-2, 2, 35)
-    low, high = (torch.cartesian_prod(x, x) for x in (edges[:-1], edges[1:]))
-    apart = 0.1 * torch.rand(low.shape)
-    law = SNEFY(2 * torch.randn(50, 2), torch.randn(50), torch.randn(4, 50))
-    boxes = {"grid": (low, high), "apart": (low + apart, high + apart)}
-    steps = {k: lambda ends=ends: law.interval_probability(*ends) for k, ends in boxes.items()}
-    times = medians(steps, least=2)  # type: ignore[arg-type]
-    print("\n1,156 boxes: " + ", ".join(f"{k} {t:.2f} s" for k, t in times.items()))
-    assert times["grid"] <= times["apart"] / 4
