@@ -11,7 +11,7 @@ from torch.autograd.profiler import profile
 from torch.testing import assert_close
 
 from pyro_snefy import SNEFY
-from pyro_snefy.activations import GELU, Activation, Cos, Erf, Exp, ReLU, Snake
+from pyro_snefy.activations import GELU, Activation, Cis, Cos, Erf, Exp, ReLU, Sin, Snake
 from pyro_snefy.bases import (
     Base,
     Gaussian,
@@ -494,3 +494,61 @@ def test_bad_observations() -> None:
     with pytest.raises(NotImplementedError, match="variance"):
         _ = Observed(scalar, 0.1).covariance_matrix
     assert scalar.observed(0.1).mean.shape == ()
+
+
+# The sum of a family and normal noise is a family -------------------------------------------------
+
+CLOSED = [Cos(), Sin(), Cis(), Exp(), Exp(0.5)]
+
+
+@pytest.mark.parametrize("activation", CLOSED, ids=str)
+def test_sum_of_numbers(activation: Activation) -> None:
+    """∫ p(x) N(y; x, s²) dx by a sum over a grid, which has all digits for such functions."""
+    base = Gaussian(_t(0.3), _t(0.8), event_dim=0)
+    law = SNEFY(WEIGHT[:, :1], BIAS, READOUT, activation=activation, base=base)
+    x, y, scale = torch.linspace(-12, 12, 4001, dtype=F64), torch.linspace(-3, 3, 7, dtype=F64), 0.6
+    error = torch.distributions.Normal(x, scale).log_prob(y.unsqueeze(-1))
+    expected = (law.log_prob(x) + error).logsumexp(-1) + (x[1] - x[0]).log()
+    found = law.observed(scale).as_snefy()
+    assert isinstance(found, SNEFY)
+    assert found.event_shape == ()
+    assert_close(found.log_prob(y), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("activation", CLOSED, ids=str)
+@pytest.mark.parametrize("matrix", [None, _t([[1.0, 2.0]]), _t([[1, 0], [0.5, -1], [2, 0.3]])])
+def test_sum_of_vectors(activation: Activation, matrix: Tensor | None) -> None:
+    """With any matrix; its cdf, marginals and draws are those of a family."""
+    e = 2 if matrix is None else len(matrix)
+    observed = _family(activation).observed(0.1 + torch.rand(e, dtype=F64), matrix=matrix)
+    found, y = observed.as_snefy(), torch.randn(20, e, dtype=F64)
+    assert_close(found.log_prob(y), observed.log_prob(y), rtol=1e-10, atol=1e-10)
+    assert_close(found.mean, observed.mean)
+    assert_close(found.covariance_matrix, observed.covariance_matrix)
+
+
+def test_sum_of_a_batch() -> None:
+    """A noise for each row, batches of families, float32 and gradients."""
+    weight = torch.randn(4, 1, 3, 2, dtype=F64, requires_grad=True)
+    law = SNEFY(weight, BIAS, READOUT, base=NORMAL)
+    scale = (0.1 + torch.rand(5, 2, dtype=F64)).requires_grad_()
+    observed, y = law.observed(scale), torch.randn(6, 4, 5, 2, dtype=F64)
+    found = observed.as_snefy()
+    assert found.batch_shape == (4, 5)
+    assert_close(found.log_prob(y), observed.log_prob(y), rtol=1e-10, atol=1e-10)
+    gradients = [
+        torch.autograd.grad(law.log_prob(y).sum(), (weight, scale)) for law in (found, observed)
+    ]
+    assert_close(*gradients, rtol=1e-8, atol=1e-8)
+    single = SNEFY(*(x.float() for x in (WEIGHT, BIAS, READOUT)), base=NORMAL.map(Tensor.float))
+    found = single.observed(0.5).as_snefy()
+    assert found.weight.dtype == torch.float32
+    assert_close(
+        found.log_prob(Y.float()), _family().observed(0.5).log_prob(Y).float(), atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("law", [_family(GELU()), _family(Cos(), MIXTURE)], ids=str)
+def test_no_sum(law: SNEFY) -> None:
+    with pytest.raises(NotImplementedError, match="expected Cos, Sin, Cis or Exp on a Gaussian"):
+        law.observed(0.5).as_snefy()

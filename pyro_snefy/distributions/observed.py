@@ -12,7 +12,7 @@ from torch.distributions import constraints
 from ..bases import Gaussian
 from ..bases.base import TensorLike
 from ..numerics.linalg import broadcast_shapes, rows_matmul
-from ..operations.noise import Observation, check_observable, log_numerator
+from ..operations.noise import Observation, check_observable, log_numerator, observed_network
 
 if TYPE_CHECKING:
     from .snefy import SNEFY
@@ -172,6 +172,22 @@ class Observed(TorchDistribution):
             return log_numerator(self.joint._network, self._observation, rows)
 
         return self.joint._log_prob(value, self._law, numerator)
+
+    def as_snefy(self) -> "SNEFY":
+        r"""The same law as a :class:`~pyro_snefy.SNEFY`, with all that such a law has.
+
+        The sum of a squared neural family and independent normal noise is a squared neural family,
+        with cosines or exponentials on a Gaussian base: ``Cos``, ``Sin`` and ``Cis`` become twice
+        as many cosines, and ``Exp`` stays as it is.
+
+        Example:
+            >>> from pyro_snefy import SNEFY
+            >>> joint = SNEFY(torch.randn(8, 2), torch.zeros(8), torch.randn(2, 8))
+            >>> joint.observed(0.1).as_snefy().marginal([0]).event_shape
+            torch.Size([1])
+        """
+        network = observed_network(self.joint._network, self._observation)
+        return self.joint._from_network(network.expand(self.batch_shape), self._validate_args)
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = _EMPTY) -> Tensor:

@@ -12,8 +12,9 @@ Given :math:`y`, a normal base :math:`\mathcal{N}(m, C)` becomes
 The normaliser :math:`Z` is that of Tsuchida, Ong and Sejdinovic, arXiv:2305.13552.
 """
 
-__all__ = ["Observation", "check_observable", "log_numerator", "posterior"]
+__all__ = ["Observation", "check_observable", "log_numerator", "observed_network", "posterior"]
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -21,9 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Size, Tensor
 
+from ..activations import Cos, Exp, Sin
 from ..bases import Base, Gaussian, GaussianMixture, Standardized
 from ..bases.base import flatten_batch
 from ..network import Network
+from ..numerics.forms import Gram
+from ..numerics.hyperbolic import scaled_hyperbolic
 from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsumexp
 from ..numerics.recompute import by_rows, recomputed_by_rows
 from .affine import Coordinates, normal_coordinates
@@ -187,6 +191,76 @@ def posterior(base: Base, observation: Observation, y: Tensor) -> Base:
             loc, scale = loc.squeeze(-1), scale.squeeze(-1)
         result = Standardized(result, loc, scale, validate_args=False)
     return result.map(lambda x: x.to(dtype))
+
+
+def observed_network(network: Network, observation: Observation) -> Network:
+    r"""The network of the observations, which follow a squared neural family themselves.
+
+    The preactivations given :math:`y` are normal with means :math:`a(y) = W \hat{m} + b`, which are
+    affine in :math:`y`, and covariances :math:`P = W \hat{C} W^\top`. Cosines become cosines and
+    sines, exponentials :math:`\sigma(z) = e^{s z}` become exponentials:
+
+    .. math:: \mathbb{E}[\cos z_i \cos z_j] = e^{-(P_{ii} + P_{jj}) / 2}
+        (\cosh P_{ij} \cos a_i \cos a_j + \sinh P_{ij} \sin a_i \sin a_j), \quad
+        \mathbb{E}[e^{s z_i} e^{s z_j}]
+        = e^{s^2 P_{ij}} e^{s (a_i + s P_{ii} / 2)} e^{s (a_j + s P_{jj} / 2)}
+
+    Both are squares of networks on :math:`\mathcal{N}(H m, H C H^\top + S)`, because products of
+    positive semi-definite matrices, entry by entry, are positive semi-definite.
+
+    Arguments:
+        network: The network of the events, on a Gaussian base.
+        observation: How :math:`y` comes from the events.
+    """
+    dtype, network = network.weight.dtype, network.to(torch.float64).real()
+    observation = observation.map_batches(lambda x, _: x.double())
+    activation, base, weight = network.activation, network.base, network.weight
+    if not (isinstance(base, Gaussian) and isinstance(activation, Cos | Sin | Exp)):
+        raise NotImplementedError(
+            f"Noisy observations of {activation} on {base} are no squared neural family: expected "
+            "Cos, Sin, Cis or Exp on a Gaussian."
+        )
+    e = observation.noise.num_statistics
+    # An affine function of y is known by its values at zero and at unit vectors.
+    zero = weight.new_zeros((1, e))
+    ones = torch.eye(e, dtype=weight.dtype, device=weight.device)
+    ranks = len(broadcast_shapes(network.batch_shape, observation.batch_shape))
+    rows = torch.cat([zero, ones]).reshape(e + 1, *(1,) * ranks, e)
+    update = _update(base, observation, rows)
+    origin, gain = update.mean[0], (update.mean[1:] - update.mean[0]).movedim(0, -1)  # (*, D, e)
+    bias = affine(origin, weight, network.bias)
+    phase = update.gaussian(torch.zeros_like(origin)).quadratic(weight)  # P
+    lost = phase.diagonal(dim1=-2, dim2=-1) / -2
+    decay = lost.unsqueeze(-1) + lost.unsqueeze(-2)
+    gram, weight = network.form.gram(), weight @ gain
+    if isinstance(activation, Exp):
+        scale = activation.scale
+        # e^{s² (P_ij - P_ii / 2 - P_jj / 2)} is at most one.
+        matrix, bias = gram * (scale**2 * (phase + decay)).exp(), bias - 2 * scale * lost
+    else:
+        cosh, sinh = scaled_hyperbolic(phase, decay)
+        blocks = (cosh, sinh) if isinstance(activation, Cos) else (sinh, cosh)
+        first, second = (gram * block for block in blocks)
+        empty = torch.zeros_like(first)
+        matrix = torch.cat([torch.cat([first, empty], -1), torch.cat([empty, second], -1)], -2)
+        activation, weight = Cos(), torch.cat([weight, weight], dim=-2)
+        bias = torch.cat([bias, bias - math.pi / 2], dim=-1)
+    law = _image(base, observation)
+    return Network.of(activation, law, weight, bias, Gram(matrix)).to(dtype)
+
+
+def _image(base: Gaussian, observation: Observation) -> Gaussian:
+    # N(Hm, HCHᵀ + S), of a number if H is the identity and events are numbers.
+    noise, matrix = observation
+    like = noise.factor
+    covariance = base.covariance(like)
+    if matrix is not None:
+        covariance = matrix @ covariance @ matrix.mT
+    factor = _cholesky(covariance + noise.covariance(like))
+    mean = observation.apply(base.mean(like))
+    if matrix is None and not base.event_dim:
+        return Gaussian(mean.squeeze(-1), factor[..., 0, 0], event_dim=0, validate_args=False)
+    return Gaussian(mean, scale_tril=factor, validate_args=False)
 
 
 def _in_coordinates(
