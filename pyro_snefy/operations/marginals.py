@@ -6,7 +6,7 @@ r"""The density of some coordinates of a network, the others integrated out.
 The integral is a normaliser at the bias :math:`b + W_1 t_1(x_1)` (arXiv:2305.13552, section 3.2).
 """
 
-__all__ = ["check_dims", "log_numerator", "marginal"]
+__all__ = ["check_dims", "integrated", "log_numerator", "marginal"]
 
 import math
 from collections.abc import Sequence
@@ -70,8 +70,6 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
     if len(dims) == network.base.event_shape[0]:
         return joint
     wide = network.to(torch.float64).real()
-    if not isinstance(wide.activation, Cos | Sin | Exp):
-        return joint
     base, weight, bias = wide.base, wide.weight, wide.bias
     try:
         law, regression = base.marginal(dims), base.regression(dims, weight)
@@ -85,13 +83,34 @@ def marginal(network: Network, dims: Sequence[int]) -> tuple[Network, list[int]]
         kept = kept + slope
         bias = bias - (slope @ law.statistic(reference).unsqueeze(-1)).squeeze(-1)
     others = replace(wide, base=base.conditional(dims, reference), weight=rest, bias=bias)
-    integral = others.kernel()
-    if not isinstance(integral, Separable):
+    small = integrated(others, kept)
+    if small is None:
         return joint
-    exponential = isinstance(wide.activation, Exp)
-    small = _exponentials(others, integral, kept) if exponential else _waves(others, kept)
     small = replace(small, base=law, batch_shape=network.batch_shape).to(network.weight.dtype)
     return small, list(range(len(dims)))
+
+
+def integrated(others: Network, weight: Tensor) -> Network | None:
+    r"""The square of a network in :math:`y` that is left when a network is integrated.
+
+    .. math:: \int \left\| V \sigma(W t(x) + K y + b) \right\|^2 \mu(dx)
+        = \left\| V' \sigma'(K' y + b') \right\|^2
+
+    Exponentials stay exponentials, and cosines and sines become twice as many. The result is None
+    where the integral is no such square. Its base is the given one, for the caller to replace.
+
+    Arguments:
+        others: The network at :math:`y = 0`, in float64.
+        weight: The weights :math:`K`, with shape :math:`(*, n, e)`.
+    """
+    if not isinstance(others.activation, Cos | Sin | Exp):
+        return None
+    integral = others.kernel()
+    if not isinstance(integral, Separable):
+        return None
+    if isinstance(others.activation, Exp):
+        return _exponentials(others, integral, weight)
+    return _waves(others, weight)
 
 
 def _exponentials(others: Network, integral: Separable, kept: Tensor) -> Network:

@@ -14,7 +14,6 @@ The normaliser :math:`Z` is that of Tsuchida, Ong and Sejdinovic, arXiv:2305.135
 
 __all__ = ["Observation", "check_observable", "log_numerator", "observed_network", "posterior"]
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,15 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Size, Tensor
 
-from ..activations import Cos, Exp, Sin
 from ..bases import Base, Gaussian, GaussianMixture, Standardized
 from ..bases.base import flatten_batch
 from ..network import Network
-from ..numerics.forms import Gram
-from ..numerics.hyperbolic import scaled_hyperbolic
 from ..numerics.linalg import affine, broadcast_shapes, rows_matmul, safe_logsumexp
 from ..numerics.recompute import by_rows, recomputed_by_rows
 from .affine import Coordinates, normal_coordinates
+from .marginals import integrated
 
 # Entries of kernel matrices that are evaluated at once when every row has a covariance of its own.
 # Larger chunks leave the cache: twice as slow.
@@ -194,59 +191,39 @@ def posterior(base: Base, observation: Observation, y: Tensor) -> Base:
 
 
 def observed_network(network: Network, observation: Observation) -> Network:
-    r"""The network of the observations, which follow a squared neural family themselves.
+    r"""The network of the observations, where they follow a squared neural family themselves.
 
-    The preactivations given :math:`y` are normal with means :math:`a(y) = W \hat{m} + b`, which are
-    affine in :math:`y`, and covariances :math:`P = W \hat{C} W^\top`. Cosines become cosines and
-    sines, exponentials :math:`\sigma(z) = e^{s z}` become exponentials:
-
-    .. math:: \mathbb{E}[\cos z_i \cos z_j] = e^{-(P_{ii} + P_{jj}) / 2}
-        (\cosh P_{ij} \cos a_i \cos a_j + \sinh P_{ij} \sin a_i \sin a_j), \quad
-        \mathbb{E}[e^{s z_i} e^{s z_j}]
-        = e^{s^2 P_{ij}} e^{s (a_i + s P_{ii} / 2)} e^{s (a_j + s P_{jj} / 2)}
-
-    Both are squares of networks on :math:`\mathcal{N}(H m, H C H^\top + S)`, because products of
-    positive semi-definite matrices, entry by entry, are positive semi-definite.
+    Given :math:`y`, events are normal with a mean :math:`\hat{m}_0 + G y` and a covariance that is
+    the same for all :math:`y`. Preactivations are thus :math:`W G y` plus their values at
+    :math:`y = 0`, and the events are integrated out, see
+    :func:`~pyro_snefy.operations.marginals.integrated`. The base is
+    :math:`\mathcal{N}(H m, H C H^\top + S)`.
 
     Arguments:
-        network: The network of the events, on a Gaussian base.
+        network: The network of the events.
         observation: How :math:`y` comes from the events.
     """
-    dtype, network = network.weight.dtype, network.to(torch.float64).real()
+    wide, base = network.to(torch.float64).real(), network.base.map(Tensor.double)
     observation = observation.map_batches(lambda x, _: x.double())
-    activation, base, weight = network.activation, network.base, network.weight
-    if not (isinstance(base, Gaussian) and isinstance(activation, Cos | Sin | Exp)):
-        raise NotImplementedError(
-            f"Noisy observations of {activation} on {base} are no squared neural family: expected "
-            "Cos, Sin, Cis or Exp on a Gaussian."
+    small = None
+    if isinstance(base, Gaussian):
+        weight, e = wide.weight, observation.noise.num_statistics
+        # An affine function of y is known by its values at zero and at unit vectors.
+        points = torch.cat(
+            [weight.new_zeros(1, e), torch.eye(e, dtype=weight.dtype, device=weight.device)]
         )
-    e = observation.noise.num_statistics
-    # An affine function of y is known by its values at zero and at unit vectors.
-    zero = weight.new_zeros((1, e))
-    ones = torch.eye(e, dtype=weight.dtype, device=weight.device)
-    ranks = len(broadcast_shapes(network.batch_shape, observation.batch_shape))
-    rows = torch.cat([zero, ones]).reshape(e + 1, *(1,) * ranks, e)
-    update = _update(base, observation, rows)
-    origin, gain = update.mean[0], (update.mean[1:] - update.mean[0]).movedim(0, -1)  # (*, D, e)
-    bias = affine(origin, weight, network.bias)
-    phase = update.gaussian(torch.zeros_like(origin)).quadratic(weight)  # P
-    lost = phase.diagonal(dim1=-2, dim2=-1) / -2
-    decay = lost.unsqueeze(-1) + lost.unsqueeze(-2)
-    gram, weight = network.form.gram(), weight @ gain
-    if isinstance(activation, Exp):
-        scale = activation.scale
-        # e^{s² (P_ij - P_ii / 2 - P_jj / 2)} is at most one.
-        matrix, bias = gram * (scale**2 * (phase + decay)).exp(), bias - 2 * scale * lost
-    else:
-        cosh, sinh = scaled_hyperbolic(phase, decay)
-        blocks = (cosh, sinh) if isinstance(activation, Cos) else (sinh, cosh)
-        first, second = (gram * block for block in blocks)
-        empty = torch.zeros_like(first)
-        matrix = torch.cat([torch.cat([first, empty], -1), torch.cat([empty, second], -1)], -2)
-        activation, weight = Cos(), torch.cat([weight, weight], dim=-2)
-        bias = torch.cat([bias, bias - math.pi / 2], dim=-1)
-    law = _image(base, observation)
-    return Network.of(activation, law, weight, bias, Gram(matrix)).to(dtype)
+        shape = broadcast_shapes(network.batch_shape, observation.batch_shape)
+        update = _update(base, observation, points.reshape(e + 1, *(1,) * len(shape), e))
+        origin = update.mean[0]  # (*, D)
+        gain = (update.mean[1:] - origin).movedim(0, -1)  # (*, D, e)
+        small = integrated(replace(wide, base=update.gaussian(origin)), weight @ gain)
+    if small is None or not isinstance(base, Gaussian):
+        raise NotImplementedError(
+            f"Noisy observations of {network.activation} on {network.base} are no squared neural "
+            "family: expected Cos, Sin, Cis or Exp on a Gaussian."
+        )
+    small = replace(small, base=_image(base, observation), batch_shape=shape)
+    return small.to(network.weight.dtype)
 
 
 def _image(base: Gaussian, observation: Observation) -> Gaussian:
