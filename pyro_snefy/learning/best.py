@@ -16,6 +16,8 @@ _BOUND, _REACH = 20.0, 10.0
 
 
 class Score(NamedTuple):
+    """The mean negative log-likelihood of validation rows, and rows that count for less in it."""
+
     value: float
     extremes: Tensor  # the numbers of rows above the bound, the worst first
 
