@@ -125,10 +125,11 @@ def test_single_precision_loses_the_root_of_the_condition_number(power: int) -> 
     matrix, rows = factor @ factor.mT, torch.tensor([1.0, -1.0])
     exact = gap**2
     kappa = float(matrix.sum() / exact)
-    error = abs(float(quadratic(rows, matrix)) / exact - 1)
-    assert error <= 4 * torch.finfo(torch.float32).eps * kappa**0.5
-    # The ridge is what is left of the error for rows that float32 has exactly.
-    assert error <= 4e-12 * kappa + 4 * torch.finfo(torch.float32).eps
+    for value in (quadratic(rows, matrix), trace(rows.unsqueeze(-2), matrix)):
+        error = abs(float(value) / exact - 1)
+        assert error <= 4 * torch.finfo(torch.float32).eps * kappa**0.5
+        # The ridge is what is left of the error for rows that float32 has exactly.
+        assert error <= 4e-12 * kappa + 4 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("unit", [1e-8, 1.0, 1e8])
@@ -142,7 +143,8 @@ def test_singular_matrices(unit: float) -> None:
     # Rounding of the sum u.x in float32, and a ridge of 1e-12.
     size = unit**0.5 * (rows.double().abs() @ u.abs())
     bound = 2 * torch.finfo(torch.float32).eps * size + 2e-6 * unit**0.5 * rows.norm(dim=-1)
-    assert ((quadratic(rows, matrix, unit).sqrt() - root).abs() <= bound).all()
+    for value in (quadratic(rows, matrix), trace(rows.unsqueeze(-2), matrix, unit)):
+        assert ((value.clamp(min=0).sqrt() - root).abs() <= bound).all()
 
 
 def test_zero_rows() -> None:

@@ -23,7 +23,7 @@ from ..activations import Cis, Cos, Identity, Sin, Snake
 from ..bases import FourierBase, Gaussian, GaussianMixture
 from ..numerics.elementwise import elementwise
 from ..numerics.forms import Features
-from ..numerics.hyperbolic import scaled_hyperbolic
+from ..numerics.hyperbolic import scaled_hyperbolic, scaled_remainders
 from ..numerics.linalg import rows_matmul
 from .kernel import Separable
 from .registry import register_kernel
@@ -250,58 +250,58 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     """
     frequency = activation.wave_frequency
     white = base.whiten(weight)
-    small = frequency / math.sqrt(2) * white
-    phase = small @ small.mT  # P / 2
-    lost = -phase.diagonal(dim1=-2, dim2=-1)  # log e
+    omega = frequency * white
+    phase = omega @ omega.mT  # P
+    lost = (omega * omega).sum(-1) / -2.0  # log e
     rest = torch.expm1(lost)  # e - 1
-    damped = 1.0 + rest  # e is compared with one: an absolute error of eps does no harm
-    short, decay = rest / -frequency, damped / frequency
-    # With h = P / 2, and with c and s for cosh h and sinh h times e^{-(P_ii + P_jj) / 4},
-    # e_i e_j (cosh P - 1) = 2 s^2 and e_i e_j (sinh P - P) = 2 (s c - h e_i e_j).
-    quarter = lost / 2.0
-    cosh, sinh = scaled_hyperbolic(phase, quarter.unsqueeze(-1) + quarter.unsqueeze(-2))
-    odd = sinh * cosh - phase * (damped.unsqueeze(-1) * damped.unsqueeze(-2))
-    # Blocks are over the largest P / 2, because their errors are relative to P. Features have its
-    # root instead.
+    # Blocks are over the largest P, because their errors are relative to P. Features have its root
+    # instead. The factor 1 / f² is in the exponent, too.
     size = _root_of_largest(phase)
-    inverse = size.unsqueeze(-1) ** -2.0
-    factor = 2 / frequency**2 * inverse
-    blocks = {(0, 0): factor * sinh * sinh, (1, 1): factor * odd}
+    part = lost - (frequency * size).log()
+    even, odd = scaled_remainders(phase, part.unsqueeze(-1) + part.unsqueeze(-2))
+    blocks = {(0, 0): even, (1, 1): odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
-        blocks[2, 2] = inverse * (white @ white.mT)
+        blocks[2, 2] = phase / (frequency * size.unsqueeze(-1)) ** 2
+    # e is compared with one: an absolute error of eps does no harm.
+    damped = (1.0 + rest) / size
+    decay = damped / frequency
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
     slopes = [white.mT, damped.unsqueeze(-2) * white.mT] if few else [damped.unsqueeze(-2)]
-    start = short if activation.offset else -decay
+    start = rest / -frequency if activation.offset else -size * decay
     vectors = torch.cat([start.unsqueeze(-2), decay.unsqueeze(-2), *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
-        # A number that is a tensor of the right dtype need not be converted.
-        lift, cos, sin = _turn(None, centre * centre.new_full((), frequency / 2))
+        root = size.to(centre.dtype)
+        lift, cos, sin = _turn((frequency, root), centre)
         own, decay, *others = vectors.to(centre.dtype).unbind(-2)
         # (1 - e cos β) / f = (1 - e + e (1 - cos β)) / f, which is accurate for small β.
-        mean = centre + own + decay * lift
-        root = size.to(centre.dtype)
+        mean = torch.addcmul(centre + own, decay, lift)
         if not few:
-            slope = 1 + others[0] * sin
-            return Features(None, (root * cos, root * sin, root * slope), mean.unsqueeze(0))
+            slope = torch.addcmul(root, others[0], sin)
+            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
-        slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
-        return Features(None, (root * cos, root * sin), torch.stack([mean, *slopes]))
+        slopes = [torch.addcmul(a, b, sin) for a, b in zip(still, moving, strict=True)]
+        return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
     unit = 1 / frequency**2
     return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)
 
 
-def _slopes(_: None, lift: Tensor, cos: Tensor, sin: Tensor) -> list[tuple[Tensor]]:
-    double = sin + sin
-    return [(double,), (-double,), (cos + cos,)]
+def _slopes(
+    constant: tuple[float, Tensor], x: Tensor, lift: Tensor, cos: Tensor, sin: Tensor
+) -> list[tuple[Tensor]]:
+    frequency, _ = constant
+    slope = frequency * sin
+    return [(slope,), (-slope,), (frequency * cos,)]
 
 
 @elementwise(_slopes, saves_values=True)
-def _turn(_: None, half: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # 1 - cos β, cos β and sin β, from β / 2. The first has all digits for small β.
-    up, across = half.sin(), half.cos()
-    double = up + up
-    lift = double * up
-    return lift, 1 - lift, double * across
+def _turn(constant: tuple[float, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # r (1 - cos β), r cos β and r sin β for β = f x. The first has all digits for small β.
+    frequency, root = constant
+    half = x * (frequency / 2)
+    up = half.sin()
+    double = up * (root + root)
+    lift = up.mul_(double)
+    return lift, root - lift, double.mul_(half.cos_())

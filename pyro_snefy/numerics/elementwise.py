@@ -44,9 +44,8 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
     Arguments:
         partials: A function of the same arguments. It returns, for each output, the partial
             derivatives with respect to the first tensors. The remaining tensors get no gradient.
-        saves_values: Whether the partial derivatives are functions of the values, which `partials`
-            takes as a tuple in place of the tensors. Autograd then keeps the values, and otherwise
-            the tensors.
+        saves_values: Whether the partial derivatives are functions of the values, too, which
+            `partials` takes after the tensors. Autograd keeps the values then.
 
     Example:
         >>> @elementwise(lambda k, x: [(k * x ** (k - 1),)])
@@ -71,10 +70,9 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
                 ctx.constant, *tensors = inputs
                 ctx.count = len(tensors)
-                kept = output if saves_values else tensors
+                kept = (*tensors, *output) if saves_values else tensors
                 ctx.save_for_backward(*kept)
-                # vmap asks for as many tensors here as there.
-                ctx.save_for_forward(*tensors, *kept[len(tensors) :])
+                ctx.save_for_forward(*kept)
 
             @staticmethod
             def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -88,7 +86,7 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
                 with forward_mode():
                     tensors = primals(ctx.saved_tensors[: ctx.count])
                     if saves_values:
-                        tensors = list(Dual.apply(ctx.constant, *tensors))
+                        tensors += Dual.apply(ctx.constant, *tensors)
                     rows = partials(ctx.constant, *tensors)
                     return tuple(_inner(row, tangents[: len(row)]) for row in rows)
 

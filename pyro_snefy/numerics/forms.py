@@ -123,7 +123,7 @@ class Readout(Form):
             matrix, features, log_size = self._rescale(features)
         if matrix.dim() == 2 and not _one_row_each(features, blocks):
             wide = matrix.double()
-            total = _gram_trace(wide.mT @ wide, features, blocks, unit)
+            total = _gram_trace(wide.mT @ wide, features, blocks)
         else:
             total = _readout_trace(matrix, features, blocks, unit)
         if features.direct is not None:
@@ -168,7 +168,7 @@ class Gram(Form):
         columns = matrix.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
         features, column_scale, log_size = _balance(features, columns)
         matrix = matrix * column_scale.unsqueeze(-2) * column_scale.unsqueeze(-1)
-        total = _gram_trace(matrix, features, blocks, unit)
+        total = _gram_trace(matrix, features, blocks)
         if features.direct is not None:
             direct = _padded(features.direct.double(), matrix.dim())
             total = total + quadratic(direct, matrix).sum(0)
@@ -203,7 +203,7 @@ def _direct_outputs(direct: Tensor, matrix: Tensor) -> Tensor:
     return rows_matmul(_padded(direct, matrix.dim()), matrix.mT).movedim(0, -2)
 
 
-def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor | float) -> Tensor:
+def _gram_trace(gram: Tensor, features: Features, blocks: Blocks) -> Tensor:
     r"""Computes :math:`\sum_{pq} \phi_p^\top (M \circ G^{pq}) \phi_q`, where :math:`M` is given."""
     values = features.values
     terms = [
@@ -214,7 +214,9 @@ def _gram_trace(gram: Tensor, features: Features, blocks: Blocks, unit: Tensor |
     for rows, matrix, copies in _bundles(values, blocks):
         tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
         matrix = tiled * _padded(matrix, gram.dim() + 1)
-        terms.append(_traces(rows.unsqueeze(-2), matrix, unit).sum(0))
+        rank = max(rows.dim() + 1, matrix.dim())
+        values = quadratic(_padded(rows, rank - 1), _padded(matrix, rank))
+        terms.append(values.sum(0))
     return sum(terms[1:], terms[0])
 
 

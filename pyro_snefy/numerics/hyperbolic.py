@@ -1,6 +1,6 @@
 r"""Hyperbolic functions times a decaying exponential, without overflow or cancellation."""
 
-__all__ = ["damped_hyperbolic", "scaled_hyperbolic"]
+__all__ = ["damped_hyperbolic", "scaled_hyperbolic", "scaled_remainders"]
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ _CUTOFF = -100.0
 _LOG_2 = 0.6931471805599453
 
 
-@elementwise(lambda _, cosh, sinh: [(sinh, cosh), (cosh, sinh)], saves_values=True)
+@elementwise(lambda _, p, t, cosh, sinh: [(sinh, cosh), (cosh, sinh)], saves_values=True)
 def _hyperbolic(_: None, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     # In place where it can be: batches of matrices take longer to allocate than to compute.
     size = p.abs()
@@ -47,3 +47,37 @@ def damped_hyperbolic(p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
         s: The damping, of the same shape.
     """
     return scaled_hyperbolic(p, -s)
+
+
+def _remainder_slopes(_: None, p: Tensor, t: Tensor, even: Tensor, odd: Tensor) -> list:
+    return [(torch.addcmul(odd, p, t.exp()), even), (even, odd)]
+
+
+@elementwise(_remainder_slopes, saves_values=True)
+def _remainders(_: None, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    # With a = |p| and m = e^{-a} - 1: cosh a - 1 = e^a m² / 2,
+    # sinh a - a = -e^a (m (2 + m) + 2 a (1 + m)) / 2 = -e^a ((1 + m) (m + 2 a) + m) / 2.
+    size = p.abs()
+    half = torch.threshold_((size + t).sub_(_LOG_2), _CUTOFF, _CUTOFF).exp_()  # e^{a + t} / 2
+    less = size.neg().expm1_()
+    odd = size.mul_(2.0).add_(less).mul_(less + 1.0).add_(less).mul_(half)
+    return half.mul_(less).mul_(less), odd.neg_().copysign_(p)
+
+
+def scaled_remainders(p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Returns :math:`e^t (\cosh p - 1)` and :math:`e^t (\sinh p - p)`.
+
+    The relative error of the first is small however small :math:`p` is. The error of the second is
+    small beside :math:`e^t p`. The sum :math:`t + |p|` must be in the range of the exponential.
+
+    Arguments:
+        p: The argument.
+        t: The logarithm of the scale, of the same shape.
+
+    Example:
+        >>> p = torch.tensor(1e-10, dtype=torch.float64)
+        >>> scaled_remainders(p, -p)[0] / p**2
+        tensor(0.5000, dtype=torch.float64)
+    """
+    even, odd = _remainders(None, p, t)
+    return even, odd

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .elementwise import forward_mode, primals
-from .linalg import fold
+from .linalg import fold, unfold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
 # semi-definite but for rounding has a Cholesky factor then; float32 does not see the change.
@@ -19,14 +19,12 @@ _RIDGE = 1e-12
 _TINY = 1e-100
 
 
-def quadratic(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
+def quadratic(rows: Tensor, matrix: Tensor) -> Tensor:
     r"""Evaluates :math:`q = x^\top A x` for rows :math:`x`, with broadcasting, in float64.
 
     Arguments:
         rows: The rows :math:`x`, with shape :math:`(*, n)`, in float32 or float64.
-        matrix: The matrix :math:`A`, with shape :math:`(*, n, n)`, symmetric, positive
-            semi-definite, in float64.
-        unit: As in :func:`trace`.
+        matrix: The matrix :math:`A`, with shape :math:`(*, n, n)`, symmetric, in float64.
 
     Returns:
         The values, with shape :math:`(*)`, in float64.
@@ -36,7 +34,14 @@ def quadratic(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tenso
         >>> quadratic(torch.tensor([[3.0, 4.0]]), matrix)
         tensor([25.], dtype=torch.float64)
     """
-    return trace(rows.unsqueeze(-2), matrix, unit)
+    folded, matrix, layout = fold(rows, matrix)
+    # The value and the gradient by the rows share one matrix product.
+    wide = folded.detach().double()
+    products = wide @ matrix.detach()
+    # torch.compile takes no function with a rule for forward mode.
+    function = _Quadratic if torch.compiler.is_compiling() else _DualQuadratic
+    values = function.apply(folded, matrix, wide, products)
+    return values if layout is None else unfold(values.unsqueeze(-1), layout).squeeze(-1)
 
 
 def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
@@ -62,7 +67,8 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
         >>> trace(torch.ones(3, 2), torch.eye(2, dtype=torch.float64))
         tensor(6., dtype=torch.float64)
     """
-    # torch.compile takes no function with a rule for forward mode.
+    if rows.dtype == torch.float64:
+        return quadratic(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3)).sum(-1)
     function = _Trace if torch.compiler.is_compiling() else _DualTrace
     folded, matrix, layout = fold(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3))
     # The rows of a sum lie one after another, because the matrix lacks their dimension.
@@ -74,6 +80,51 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     return values if order == tuple(range(len(order))) else values.permute(order)
 
 
+class _Quadratic(Function):
+    r"""The form of rows (*, N, n) under matrices (*, n, n), given the products of both."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor, matrix: Tensor, wide: Tensor, products: Tensor) -> Tensor:
+        return torch.linalg.vecdot(products, wide)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        rows, matrix, _, products = inputs
+        ctx.save_for_backward(rows, matrix, products)
+        ctx.save_for_forward(rows, matrix, products)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        rows, matrix, products = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradient is differentiated in turn
+            products = rows.double() @ matrix
+        by_rows = (products * (2.0 * grad).unsqueeze(-1)).to(rows.dtype)
+        by_matrix = _moments(rows, grad) if ctx.needs_input_grad[1] else None
+        return by_rows, by_matrix, None, None
+
+
+class _DualQuadratic(_Quadratic):
+    r"""The same function with a rule for forward mode."""
+
+    @staticmethod
+    def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
+        with forward_mode():
+            rows, matrix, _ = (x.double() for x in primals(ctx.saved_tensors))
+            return _tangent(rows, matrix, by_rows, by_matrix)
+
+
+def _moments(rows: Tensor, grad: Tensor) -> Tensor:
+    # The gradient of the values by the matrix, which is symmetric as the matrix is, in float64.
+    if rows.dtype == torch.float64:
+        return rows.mT @ (rows * grad.unsqueeze(-1))
+    # Weights of at most one are in the range of float32. Much smaller ones do not count.
+    size = grad.detach().abs().amax(-1, keepdim=True).clamp(min=_TINY)
+    weighted = rows * (grad / size).to(rows.dtype).unsqueeze(-1)
+    return (rows.mT @ weighted) * size.unsqueeze(-1)
+
+
 class _Trace(Function):
     r"""The sums of m rows each, of rows with shape (*, N, n), under matrices (*, n, n)."""
 
@@ -81,8 +132,6 @@ class _Trace(Function):
 
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float, m: int) -> Tensor:
-        if rows.dtype == torch.float64:
-            return torch.linalg.vecdot(_grouped(rows @ matrix, m), _grouped(rows, m))
         shifted = matrix.clone()
         shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(_RIDGE * unit + _TINY)
         factor, _ = torch.linalg.cholesky_ex(shifted)
@@ -112,10 +161,6 @@ def _grouped(rows: Tensor, m: int) -> Tensor:
     return rows.reshape(*batch, count // m, m * n)
 
 
-# Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
-_Trace.forward.__signature__ = signature(_Trace.forward)  # type: ignore[attr-defined]
-
-
 class _DualTrace(_Trace):
     r"""The same function with a rule for forward mode."""
 
@@ -123,9 +168,22 @@ class _DualTrace(_Trace):
     def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
         with forward_mode():
             rows, matrix = (x.double() for x in primals(ctx.saved_tensors))
-            total = torch.zeros_like(rows)
-            if by_rows is not None:
-                total = total + 2.0 * (by_rows.double() @ matrix)
-            if by_matrix is not None:
-                total = total + rows @ by_matrix
-            return torch.linalg.vecdot(_grouped(total, ctx.m), _grouped(rows, ctx.m))
+            values = _tangent(rows, matrix, by_rows, by_matrix)
+            return values.unflatten(-1, (-1, ctx.m)).sum(-1)
+
+
+def _tangent(
+    rows: Tensor, matrix: Tensor, by_rows: Tensor | None, by_matrix: Tensor | None
+) -> Tensor:
+    # The derivative of the forms of all rows in directions of the rows and of the matrix.
+    total = torch.zeros_like(rows)
+    if by_rows is not None:
+        total = total + 2.0 * (by_rows.double() @ matrix)
+    if by_matrix is not None:
+        total = total + rows @ by_matrix
+    return torch.linalg.vecdot(total, rows)
+
+
+# Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
+for _function in (_Quadratic, _Trace):
+    _function.forward.__signature__ = signature(_function.forward)  # type: ignore[attr-defined]
