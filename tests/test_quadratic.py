@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from pyro_snefy.numerics.hyperbolic import damped_hyperbolic
+from pyro_snefy.numerics.hyperbolic import damped_hyperbolic, scaled_remainders
 from pyro_snefy.numerics.quadratic import quadratic, trace
 
 F64 = torch.float64
@@ -178,3 +178,29 @@ def test_derivatives_of_damped_hyperbolic() -> None:
     s = (p.detach().abs() + 0.1).requires_grad_()
     assert torch.autograd.gradcheck(damped_hyperbolic, (p, s), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(damped_hyperbolic, (p, s))
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("excess", [0.0, 1e-3, 2.0, -9.0])
+def test_remainders(sign: float, excess: float) -> None:
+    p = sign * torch.tensor(POINTS, dtype=F64)
+    t = -p.abs() - excess
+    with mpmath.workdps(400):
+        pairs = [(mpmath.mpf(float(a)), mpmath.mpf(float(b))) for a, b in zip(p, t, strict=True)]
+        even = [float((mpmath.cosh(a) - 1) * mpmath.exp(b)) for a, b in pairs]
+        odd = [float((mpmath.sinh(a) - a) * mpmath.exp(b)) for a, b in pairs]
+    found = scaled_remainders(p, t)
+    tolerance = 8e-16 * (1 + t.abs().max().item())
+    assert_close(found[0], torch.tensor(even, dtype=F64), rtol=tolerance, atol=0)
+    error = (found[1] - torch.tensor(odd, dtype=F64)).abs()
+    # The difference sinh p - p is rounded like p.
+    assert (
+        error <= tolerance * torch.tensor(odd, dtype=F64).abs() + 4e-16 * p.abs() * t.exp()
+    ).all()
+
+
+def test_derivatives_of_remainders() -> None:
+    p = torch.tensor([0.0, -0.4, 1.7, 3.0, 1e-5], dtype=F64, requires_grad=True)
+    t = (-p.detach().abs() - 0.1).requires_grad_()
+    assert torch.autograd.gradcheck(scaled_remainders, (p, t), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(scaled_remainders, (p, t))

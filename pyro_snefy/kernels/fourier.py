@@ -252,56 +252,49 @@ def _snake_gaussian(activation: Snake, base: Gaussian, weight: Tensor) -> Separa
     white = base.whiten(weight)
     omega = frequency * white
     phase = omega @ omega.mT  # P
-    lost = (omega * omega).sum(-1) / -2.0  # log e
+    lost = phase.diagonal(dim1=-2, dim2=-1) * -0.5  # log e
     rest = torch.expm1(lost)  # e - 1
-    # Blocks are over the largest P, because their errors are relative to P. Features have its root
-    # instead. The factor 1 / f² is in the exponent, too.
-    size = _root_of_largest(phase)
-    part = lost - (frequency * size).log()
+    damped = 1.0 + rest  # e is compared with one: an absolute error of eps does no harm
+    part = lost - math.log(frequency)  # the factor 1 / f² is in the exponents
     even, odd = scaled_remainders(phase, part.unsqueeze(-1) + part.unsqueeze(-2))
     blocks = {(0, 0): even, (1, 1): odd}
     few = weight.shape[-1] <= _DIRECT
     if not few:
-        blocks[2, 2] = phase / (frequency * size.unsqueeze(-1)) ** 2
-    # e is compared with one: an absolute error of eps does no harm.
-    damped = (1.0 + rest) / size
-    decay = damped / frequency
+        blocks[2, 2] = white @ white.mT
     # One tensor holds all vectors that features need: it changes its dtype in one operation.
     slopes = [white.mT, damped.unsqueeze(-2) * white.mT] if few else [damped.unsqueeze(-2)]
-    start = rest / -frequency if activation.offset else -size * decay
+    decay = damped / frequency
+    start = rest / -frequency if activation.offset else -decay
     vectors = torch.cat([start.unsqueeze(-2), decay.unsqueeze(-2), *slopes], dim=-2)
 
     def features(centre: Tensor) -> Features:
-        root = size.to(centre.dtype)
-        lift, cos, sin = _turn((frequency, root), centre)
+        lift, cos, sin = _turn(frequency, centre)
         own, decay, *others = vectors.to(centre.dtype).unbind(-2)
         # (1 - e cos β) / f = (1 - e + e (1 - cos β)) / f, which is accurate for small β.
-        mean = torch.addcmul(centre + own, decay, lift)
+        mean = centre + own + decay * lift
         if not few:
-            slope = torch.addcmul(root, others[0], sin)
-            return Features(None, (cos, sin, slope), mean.unsqueeze(0))
+            return Features(None, (cos, sin, 1 + others[0] * sin), mean.unsqueeze(0))
         still, moving = others[: len(others) // 2], others[len(others) // 2 :]
-        slopes = [torch.addcmul(a, b, sin) for a, b in zip(still, moving, strict=True)]
+        slopes = [a + b * sin for a, b in zip(still, moving, strict=True)]
         return Features(None, (cos, sin), torch.stack([mean, *slopes]))
 
-    unit = 1 / frequency**2
+    # The errors of the blocks are relative to the largest P / f².
+    unit = lost.detach().amin() * (-2.0 / frequency**2)
     return Separable(blocks, features, _shift(base, weight), unit, takes_float32=True)
 
 
 def _slopes(
-    constant: tuple[float, Tensor], x: Tensor, lift: Tensor, cos: Tensor, sin: Tensor
+    frequency: float, x: Tensor, lift: Tensor, cos: Tensor, sin: Tensor
 ) -> list[tuple[Tensor]]:
-    frequency, _ = constant
     slope = frequency * sin
     return [(slope,), (-slope,), (frequency * cos,)]
 
 
 @elementwise(_slopes, saves_values=True)
-def _turn(constant: tuple[float, Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # r (1 - cos β), r cos β and r sin β for β = f x. The first has all digits for small β.
-    frequency, root = constant
+def _turn(frequency: float, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # 1 - cos β, cos β and sin β for β = f x. The first has all digits for small β.
     half = x * (frequency / 2)
     up = half.sin()
-    double = up * (root + root)
+    double = up + up
     lift = up.mul_(double)
-    return lift, root - lift, double.mul_(half.cos_())
+    return lift, 1 - lift, double.mul_(half.cos_())

@@ -119,7 +119,7 @@ class Readout(Form):
     def log_trace(self, features: Features, blocks: Blocks, unit: Tensor | float = 0.0) -> Tensor:
         matrix, log_size = self.matrix, None
         # Rows in float32 have squares in float64: nothing overflows.
-        if matrix.dim() == 2 or features.log_scale is not None or matrix.dtype == torch.float64:
+        if features.log_scale is not None or matrix.dtype == torch.float64:
             matrix, features, log_size = self._rescale(features)
         if matrix.dim() == 2 and not _one_row_each(features, blocks):
             wide = matrix.double()
@@ -215,8 +215,7 @@ def _gram_trace(gram: Tensor, features: Features, blocks: Blocks) -> Tensor:
         tiled = gram if copies == 1 else gram.repeat(*(1,) * (gram.dim() - 2), copies, copies)
         matrix = tiled * _padded(matrix, gram.dim() + 1)
         rank = max(rows.dim() + 1, matrix.dim())
-        values = quadratic(_padded(rows, rank - 1), _padded(matrix, rank))
-        terms.append(values.sum(0))
+        terms.append(quadratic(_padded(rows, rank - 1), _padded(matrix, rank)).sum(0))
     return sum(terms[1:], terms[0])
 
 

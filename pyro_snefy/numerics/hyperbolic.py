@@ -49,19 +49,22 @@ def damped_hyperbolic(p: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return scaled_hyperbolic(p, -s)
 
 
-def _remainder_slopes(_: None, p: Tensor, t: Tensor, even: Tensor, odd: Tensor) -> list:
+def _remainder_slopes(
+    _: None, p: Tensor, t: Tensor, even: Tensor, odd: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     return [(torch.addcmul(odd, p, t.exp()), even), (even, odd)]
 
 
 @elementwise(_remainder_slopes, saves_values=True)
 def _remainders(_: None, p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    # With a = |p| and m = e^{-a} - 1: cosh a - 1 = e^a m² / 2,
-    # sinh a - a = -e^a (m (2 + m) + 2 a (1 + m)) / 2 = -e^a ((1 + m) (m + 2 a) + m) / 2.
-    size = p.abs()
-    half = torch.threshold_((size + t).sub_(_LOG_2), _CUTOFF, _CUTOFF).exp_()  # e^{a + t} / 2
-    less = size.neg().expm1_()
-    odd = size.mul_(2.0).add_(less).mul_(less + 1.0).add_(less).mul_(half)
-    return half.mul_(less).mul_(less), odd.neg_().copysign_(p)
+    # With b = -|p| and m = e^b - 1: cosh b - 1 = e^{-b} m² / 2, and
+    # |sinh b - b| = e^{-b} |(1 + m) (m - 2 b) + m| / 2. The last bracket is never positive.
+    less = p.abs().neg_()
+    half = torch.threshold_((t - less).sub_(_LOG_2), _CUTOFF, _CUTOFF).exp_()  # e^{|p| + t} / 2
+    rest = less.expm1()
+    odd = torch.add(rest, less, alpha=-2.0)
+    odd = odd.addcmul_(odd, rest).add_(rest).mul_(half)
+    return half.mul_(rest).mul_(rest), odd.copysign_(p)
 
 
 def scaled_remainders(p: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:

@@ -111,7 +111,7 @@ class _DualQuadratic(_Quadratic):
     @staticmethod
     def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
         with forward_mode():
-            rows, matrix, _ = (x.double() for x in primals(ctx.saved_tensors))
+            rows, matrix = (x.double() for x in primals(ctx.saved_tensors[:2]))
             return _tangent(rows, matrix, by_rows, by_matrix)
 
 
@@ -186,4 +186,4 @@ def _tangent(
 
 # Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
 for _function in (_Quadratic, _Trace):
-    _function.forward.__signature__ = signature(_function.forward)  # type: ignore[attr-defined]
+    _function.forward.__signature__ = signature(_function.forward)  # type: ignore[union-attr]
