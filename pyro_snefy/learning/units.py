@@ -25,7 +25,7 @@ from ..bases import (
     Standardized,
     UniformBox,
 )
-from .statistics import spread
+from .statistics import clip_far, spread
 
 Units = tuple[Tensor, Tensor]
 
@@ -46,7 +46,8 @@ def location_scale(base: Base, x: Tensor, learn: bool) -> Units | None:
 @location_scale.register(UniformBox)
 @location_scale.register(Interval)
 def _real(base: Base, x: Tensor, learn: bool) -> Units:
-    return x.mean(0), spread(x)
+    near = clip_far(x)  # one far row must not decide the units
+    return near.mean(0), spread(near)
 
 
 @location_scale.register

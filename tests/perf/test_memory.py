@@ -103,3 +103,33 @@ def test_bends_with_gaps(rows: int) -> None:
     peak = json.loads(run.stdout)
     print(f"\nGELU, n=50, B={rows}, fifty patterns: peak {peak:.0f} MB")
     assert peak < 250
+
+
+ROWS_OF_A_LIKELIHOOD = """
+import json, sys, torch
+from tests.perf.timing import peak_memory
+torch.set_num_threads(1)
+from pyro_snefy import conditional_snefy
+
+likelihood = conditional_snefy((), 5)
+x, context = torch.randn(int(sys.argv[2])), torch.randn(int(sys.argv[2]), 5)
+functions = {"log_prob": likelihood.log_prob, "cdf": lambda x, c: likelihood(c).cdf(x)}
+function = functions[sys.argv[1]]
+with torch.no_grad():
+    function(x[:8], context[:8])
+    before = peak_memory()
+    function(x, context)
+print(json.dumps((peak_memory() - before) / 1e6))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("log_prob", 200_000), ("log_prob", 1_000_000), ("cdf", 10_000)]
+)
+def test_rows_of_a_likelihood(name: str, rows: int) -> None:
+    """A readout for each row, a few rows at a time."""
+    command = [sys.executable, "-c", ROWS_OF_A_LIKELIHOOD, name, str(rows)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    peak = json.loads(run.stdout)
+    print(f"\n{name} of {rows:,} rows: peak {peak:.0f} MB")
+    assert peak < 300
