@@ -82,7 +82,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
         torch.Size([2])
     """
 
-    fit_defaults = FitDefaults(batches=16, batch_sizes=(64, 128), epochs=(100, math.inf))
+    fit_defaults = FitDefaults(batches=16, batch_sizes=(64, 128))
     loc: Tensor
     scale: Tensor
 

@@ -147,9 +147,8 @@ def fit(
         noise: The standard deviations of the errors of measurement in ``x``, in the shape of ``x``,
             for distributions with a method ``observed``. Then ``x`` has no NaN.
         max_epochs: The number of passes over the data. The learning rate reaches zero after the
-            last of them. None stands for 100 with :func:`~pyro_snefy.conditional_snefy` and for 200
-            elsewhere, and for more if they have fewer than 3,000 steps; for 60 to 400 with
-            :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
+            last of them. None stands for 200, and for more if they have fewer than 3,000 steps; for
+            60 to 400 with :func:`~pyro_snefy.snefy`, the more the fewer rows there are.
         batch_size: The number of rows in a step. None stands for 64 to 128 with
             :func:`~pyro_snefy.conditional_snefy` and for 256 to 1024 with
             :func:`~pyro_snefy.snefy`, the more the more rows there are, and for 256 elsewhere. It
