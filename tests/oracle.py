@@ -714,6 +714,30 @@ class Box(Law):
         return _integrate(f, *side, breaks)
 
 
+@dataclass(frozen=True, eq=False)
+class SmoothBox(Law):
+    """The law of the sum of a point of a box and normal noise; `low`, `high`, `scale` (D,)."""
+
+    low: Array
+    high: Array
+    scale: Array
+
+    @property
+    def dim(self) -> int:
+        return self._parts[0].dim
+
+    @property
+    def _parts(self) -> tuple[Box, Gaussian]:
+        zero = np.zeros_like(self.low)
+        return Box(self.low, self.high), Gaussian(zero, np.diag(self.scale**2))
+
+    def log_laplace(self, eta: Array) -> float:
+        return sum(part.log_laplace(eta) for part in self._parts)
+
+    def factors(self, act: Activation, weight: Array, bias: Array) -> list[Nodes]:
+        return [nodes for part in self._parts for nodes in part.factors(act, weight, bias)]
+
+
 def _log_slope(eta: float, low: float, high: float) -> float:
     return _log_integral(lambda x: eta * x, low, high)
 
