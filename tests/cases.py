@@ -129,11 +129,11 @@ BASES: dict[str, BaseCase] = {
         lambda: oracle.SmoothBox(_np(LOC[:1]), _np(LOC[:1] + 2), _np(SCALE[:1])),
     ),
     "SmoothBoxMixture": BaseCase(
-        lambda: bases.SmoothBoxMixture(LOGITS, LOCS - LENGTHS, LOCS + LENGTHS, SCALES / 4),
+        lambda: bases.SmoothBoxMixture(LOGITS, LOCS - LENGTHS, LOCS + LENGTHS, SCALES / 2),
         lambda: oracle.Mixture(
             _softmax(LOGITS),
             [
-                oracle.SmoothBox(_np(loc - length), _np(loc + length), _np(scale / 4))
+                oracle.SmoothBox(_np(loc - length), _np(loc + length), _np(scale / 2))
                 for loc, length, scale in zip(LOCS, LENGTHS, SCALES, strict=True)
             ],
         ),
