@@ -62,7 +62,8 @@ class JointSNEFY(FamilyModule):
     on the units of the data, and a prior is a prior in standardised coordinates. The buffers
     ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
     A mixture of normal laws that :meth:`initialize` finds is learnt in units of the widths of its
-    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The family
+    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The edges of
+    boxes are learnt in units of the widths that they are smeared over. The family
     that the module returns is in the units of the data, its base and weights included. Normal laws
     and their mixtures, boxes, intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location
     and a scale, :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
@@ -74,7 +75,7 @@ class JointSNEFY(FamilyModule):
         activation: The activation :math:`\sigma`.
         learn_base: Whether the tensors of the base are learnt.
         finds_base: Whether :meth:`initialize` may replace a normal base by a mixture of
-            normal laws.
+            normal laws or of boxes.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian
@@ -149,7 +150,9 @@ class JointSNEFY(FamilyModule):
 
         If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
         maximisation. If it is left to the module, mixtures of several sizes, with diagonal and with
-        full covariances, are compared on a fifth of the rows. The neurons then vary on the scale of
+        full covariances, are compared on a fifth of the rows. With waves and exponentials, a
+        :class:`~pyro_snefy.bases.SmoothBoxMixture` takes their place if that fifth is more likely
+        by two standard errors. The neurons then vary on the scale of
         the data, and the readout is the most likely one until that fifth becomes less likely, see
         :func:`~pyro_snefy.fit_readout`. With an exponential family, each squared neuron becomes a
         member of the family instead, centred at an event. The location and the scale of the events
@@ -417,7 +420,8 @@ def snefy(
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
             :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; it may find a mixture
-            of up to 96 normal laws instead, with diagonal or full covariances.
+            of up to 96 normal laws instead, with diagonal or full covariances, or, for data with
+            sharp edges, a :class:`~pyro_snefy.bases.SmoothBoxMixture`.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.
