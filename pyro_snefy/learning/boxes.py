@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..bases import Base, Gaussian, SmoothBox, SmoothBoxMixture
-from .mixtures import normal_mixture
+from .statistics import spread
 
 _MAX_DIM = 8  # coordinates: all pairs of them are looked at
 _PLACES = 96  # for cuts, divided among coordinates
@@ -32,7 +32,7 @@ _COST = 10.0  # in nats: what a cut has to gain
 _SHORTEST, _SHARPEST = 3e-3, 1e-4
 _NORMALS = 6  # normal laws, for the events that no box explains
 _ROUNDS = 30  # of expectation maximisation
-_FEWEST = 5.0  # events that a component explains, at least
+_FEWEST = 20.0  # events that a component explains, at least
 _HOPELESS = 0.25  # in nats per event: cells that are less likely by more than this stay so
 _ERRORS = 2.0  # standard errors by which boxes have to be more likely
 
@@ -57,8 +57,9 @@ def prefer_boxes(base: Law, x: Tensor, held_out: Tensor) -> Law | SmoothBoxMixtu
     if len(held_out) < 2 or rows.shape[-1] > _MAX_DIM or len(rows) < 2 * _EVENTS:
         return base
     score = base.log_density(held_out)
-    cells = _cells(rows)
-    if _log_likelihood(cells) < score.mean() - _HOPELESS:
+    enough = score.mean().item() - _HOPELESS
+    cells = _cells(rows, enough)
+    if _log_likelihood(cells) < enough:
         return base
     mixture = box_mixture(x, cells)
     if mixture is None:
@@ -86,40 +87,54 @@ def _log_likelihood(cells: list[Tensor]) -> float:
     return sum(terms) / total
 
 
-def _cells(x: Tensor) -> list[Tensor]:
-    # The events of each cell, (n, d).
-    open_cells, done = [(_best_cut(x), x)], list[Tensor]()
-    while open_cells and len(open_cells) + len(done) < _CELLS:
-        open_cells.sort(key=lambda cell: cell[0].gain)
-        cut, rows = open_cells.pop()
-        if cut.gain <= 0:
-            done.append(rows)
-            continue
-        below = rows[:, cut.dim] < cut.place
-        open_cells += [(_best_cut(part), part) for part in (rows[below], rows[~below])]
-    return [*done, *(rows for _, rows in open_cells)]
+def _cells(x: Tensor, enough: float = -math.inf) -> list[Tensor]:
+    # The events of each cell, (n, d). Cutting ends early where further cuts as good as the best one
+    # would not reach a log-likelihood that is enough, in nats per event.
+    cells = [(_best_cut(x), x)]
+    while len(cells) < _CELLS:
+        cells.sort(key=lambda cell: cell[0].gain)
+        cut, rows = cells[-1]
+        reach = (_CELLS - len(cells)) * cut.gain / len(x)
+        if cut.gain <= 0 or _log_likelihood([rows for _, rows in cells]) + reach < enough:
+            break
+        place = _refined(rows, cut)
+        below = rows[:, cut.dim] < place
+        cells[-1:] = [(_best_cut(part), part) for part in (rows[below], rows[~below])]
+    return [rows for _, rows in cells]
+
+
+def _edges(rows: Tensor) -> Tensor:
+    # The ends of bins of equal length, (d, B + 1).
+    bins = max(12, min(48, _PLACES // rows.shape[-1]))
+    low, high = rows.amin(0), rows.amax(0)
+    length = (high - low).clamp(min=_SHORTEST)
+    share = torch.linspace(0, 1, bins + 1, dtype=rows.dtype, device=rows.device)
+    return low.unsqueeze(-1) + length.unsqueeze(-1) * share
 
 
 def _best_cut(rows: Tensor) -> _Cut:
-    n, d = rows.shape
-    if n < 2 * _EVENTS:
+    if len(rows) < 2 * _EVENTS:
         return _Cut(-math.inf, 0, 0.0)
-    bins = max(12, min(48, _PLACES // d))
-    low, high = rows.amin(0), rows.amax(0)
-    high = torch.maximum(high, low + _SHORTEST)
-    share = torch.linspace(0, 1, bins + 1, dtype=rows.dtype, device=rows.device)
-    edges = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * share  # (d, B + 1)
-    gain, best = _gains(rows, edges, list(range(d))).flatten().max(0)
-    dim, index = divmod(int(best), bins - 1)
-    place, step = edges[dim, index + 1], (high - low)[dim] / bins
-    for _ in range(_ZOOMS if gain > 0 else 0):
+    edges = _edges(rows)
+    gain, best = _gains(rows, edges, list(range(len(edges)))).flatten().max(0)
+    dim, index = divmod(int(best), edges.shape[-1] - 2)
+    return _Cut(float(gain), dim, float(edges[dim, index + 1]))
+
+
+def _refined(rows: Tensor, cut: _Cut) -> float:
+    # The best place near the place of a cut.
+    edges, place = _edges(rows), cut.place
+    bins = edges.shape[-1] - 1
+    step = float(edges[cut.dim, 1] - edges[cut.dim, 0])
+    share = torch.linspace(-1, 1, bins + 1, dtype=rows.dtype, device=rows.device)[1:-1]
+    for _ in range(_ZOOMS):
         # More edges around the place; as many edges of other coordinates repeat their last one.
         more = edges[:, -1:].expand(-1, bins - 1).clone()
-        more[dim] = place + step * (2 * share[1:-1] - 1)
-        finer = torch.cat([edges, more.clamp(max=high.unsqueeze(-1))], dim=-1).sort(-1).values
-        gain, best = _gains(rows, finer, [dim])[0].max(0)
-        place, step = finer[dim, best + 1], 2 * step / bins
-    return _Cut(float(gain), dim, float(place))
+        more[cut.dim] = (place + step * share).clamp(max=edges[cut.dim, -1])
+        finer = torch.cat([edges, more], dim=-1).sort(-1).values
+        index = int(_gains(rows, finer, [cut.dim])[0].argmax())
+        place, step = float(finer[cut.dim, index + 1]), 2 * step / bins
+    return place
 
 
 def _gains(rows: Tensor, edges: Tensor, dims: list[int]) -> Tensor:
@@ -172,7 +187,7 @@ def box_mixture(x: Tensor, cells: list[Tensor]) -> SmoothBoxMixture | None:
     r"""A mixture of boxes and normal laws, by expectation maximisation with the boxes held fixed.
 
     Arguments:
-        x: The events, with shape :math:`(N, d)` or :math:`(N)`.
+        x: The events, in random order, with shape :math:`(N, d)` or :math:`(N)`.
         cells: The events of each box, with shape :math:`(n_k, d)`.
 
     Returns:
@@ -203,10 +218,10 @@ def box_mixture(x: Tensor, cells: list[Tensor]) -> SmoothBoxMixture | None:
 def _explained(rows: Tensor, boxes: SmoothBox, weights: Tensor) -> tuple[Tensor, Gaussian]:
     # How many events each box and each normal law explains, (K + L,), and the L normal laws.
     log_boxes = boxes.log_density(rows.unsqueeze(-2))  # (N, K)
-    found = normal_mixture(rows, _NORMALS)
-    assert found.scale is not None
-    loc, scale = found.loc, found.scale
-    mass = len(rows) * torch.cat([weights, found.log_weights().exp()]) / 2
+    # Centres are events, which are in no order. Random numbers would change what follows.
+    loc = rows[:_NORMALS]
+    scale = spread(rows).expand(loc.shape)
+    mass = len(rows) * torch.cat([weights, weights.new_full((len(loc),), 1 / len(loc))]) / 2
     for _ in range(_ROUNDS):
         normal = Gaussian(loc, scale, validate_args=False)
         log_density = torch.cat([log_boxes, normal.log_density(rows.unsqueeze(-2))], dim=-1)
