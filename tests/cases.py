@@ -77,6 +77,7 @@ TRIL = torch.tensor([[0.9, 0.0], [-0.6, 0.7]], dtype=torch.float64)
 LOGITS = _t(0.2, -0.4, 0.5)
 LOCS = torch.tensor([[0.0, 1.0], [-1.5, 0.2], [0.8, -0.7]], dtype=torch.float64)
 SCALES = torch.tensor([[0.5, 1.0], [0.7, 0.4], [1.2, 0.6]], dtype=torch.float64)
+LENGTHS = torch.tensor([[0.3, 1.2], [0.9, 0.5], [1.5, 0.1]], dtype=torch.float64)
 POINTS = torch.tensor([[0.0, 1.0], [-1.0, 0.5], [2.0, 2.0], [0.3, -1.0]], dtype=torch.float64)
 MASSES = _t(0.3, 0.1, 0.9, 0.4)
 
@@ -118,6 +119,24 @@ BASES: dict[str, BaseCase] = {
     "UniformBox": BaseCase(
         lambda: bases.UniformBox(_t(-1.0, 0.5), _t(0.5, 3.0)),
         lambda: oracle.Box(np.array([-1.0, 0.5]), np.array([0.5, 3.0])),
+    ),
+    "SmoothBox": BaseCase(
+        lambda: bases.SmoothBox(_t(-1.0, 0.5), _t(0.5, 3.0), _t(0.3, 0.8)),
+        lambda: oracle.SmoothBox(np.array([-1.0, 0.5]), np.array([0.5, 3.0]), np.array([0.3, 0.8])),
+    ),
+    "SmoothBoxScalar": BaseCase(
+        lambda: bases.SmoothBox(LOC[0], LOC[0] + 2, SCALE[0], event_dim=0),
+        lambda: oracle.SmoothBox(_np(LOC[:1]), _np(LOC[:1] + 2), _np(SCALE[:1])),
+    ),
+    "SmoothBoxMixture": BaseCase(
+        lambda: bases.SmoothBoxMixture(LOGITS, LOCS - LENGTHS, LOCS + LENGTHS, SCALES / 2),
+        lambda: oracle.Mixture(
+            _softmax(LOGITS),
+            [
+                oracle.SmoothBox(_np(loc - length), _np(loc + length), _np(scale / 2))
+                for loc, length, scale in zip(LOCS, LENGTHS, SCALES, strict=True)
+            ],
+        ),
     ),
     "Interval": BaseCase(
         lambda: bases.Interval(_t(-1.0)[0], _t(1.5)[0]),

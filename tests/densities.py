@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_snefy import bases
 from pyro_snefy.bases import Base
-from tests.cases import BASES, LOC, LOCS, LOGITS, MASSES, POINTS, SCALE, SCALES, TRIL
+from tests.cases import BASES, LENGTHS, LOC, LOCS, LOGITS, MASSES, POINTS, SCALE, SCALES, TRIL
 
 Array = NDArray[np.float64]
 Density = Callable[[Array], Array]
@@ -32,6 +32,22 @@ def _full(x: Array) -> Array:
 
 def _gaussian_mixture(x: Array) -> Array:
     parts = [_normal(x, loc, scale) for loc, scale in zip(LOCS, SCALES, strict=True)]
+    return special.logsumexp(np.stack(parts), 0, b=special.softmax(_np(LOGITS))[:, None])
+
+
+def _smooth(x: Array, low: Any, high: Any, scale: Any) -> Array:
+    # Each side of the middle by the tail that is small there.
+    flip = np.where(x > (low + high) / 2, -1, 1)
+    upper, lower = flip * (x - low) / scale, flip * (x - high) / scale
+    mass = np.where(flip > 0, stats.norm.cdf(upper) - stats.norm.cdf(lower), 0.0)
+    mass = np.where(flip > 0, mass, stats.norm.cdf(lower) - stats.norm.cdf(upper))
+    with np.errstate(divide="ignore"):
+        return np.log(mass / (high - low))
+
+
+def _smooth_boxes(x: Array) -> Array:
+    sides = zip(_np(LOCS), _np(LENGTHS), _np(SCALES) / 2, strict=True)
+    parts = [_smooth(x, m - h, m + h, s).sum(-1) for m, h, s in sides]
     return special.logsumexp(np.stack(parts), 0, b=special.softmax(_np(LOGITS))[:, None])
 
 
@@ -71,6 +87,11 @@ LOG_DENSITIES: dict[str, Density] = {
     "GaussianMixture": _gaussian_mixture,
     "UniformCube": _zero,
     "UniformBox": lambda x: np.full(len(x), -np.log(1.5 * 2.5)),
+    "SmoothBox": lambda x: _smooth(
+        x, np.array([-1.0, 0.5]), np.array([0.5, 3.0]), np.array([0.3, 0.8])
+    ).sum(-1),
+    "SmoothBoxScalar": lambda x: _smooth(x, 0.3, 2.3, 0.8),
+    "SmoothBoxMixture": _smooth_boxes,
     "Interval": _zero,
     "Intervals": _zero,
     "UniformCircle": lambda x: np.full(len(x), -np.log(2 * np.pi)),
@@ -212,6 +233,9 @@ RULES: dict[str, tuple[Callable[[], Base], Callable[[], Rule]]] = {
         BASES["UniformBox"].build,
         lambda: grid(legendre(-1.0, 0.5, 20), legendre(0.5, 3.0, 20)),
     ),
+    "SmoothBox": (BASES["SmoothBox"].build, _plane),
+    "SmoothBoxScalar": (BASES["SmoothBoxScalar"].build, lambda: legendre(-12.0, 14.0)),
+    "SmoothBoxMixture": (BASES["SmoothBoxMixture"].build, _plane),
     "Interval": (BASES["Interval"].build, lambda: legendre(-1.0, 1.5)),
     "Intervals": (
         BASES["Intervals"].build,

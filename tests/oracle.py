@@ -40,6 +40,7 @@ __all__ = [
     "Mixture",
     "NormalFamily",
     "Product",
+    "SmoothBox",
     "Sphere",
     "activation",
     "geometric",
@@ -805,6 +806,40 @@ def laplace(loc: float, scale: float) -> Density:
 def logistic(loc: float, scale: float) -> Density:
     """Return the logistic law."""
     return Density(lambda x: stats.logistic.logpdf(x, loc, scale), loc, scale, 400.0)
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothBox(Law):
+    """The law of a point of a box plus normal noise; `low`, `high`, `scale` (D,)."""
+
+    low: Array
+    high: Array
+    scale: Array
+
+    @property
+    def dim(self) -> int:
+        return len(self.low)
+
+    def log_laplace(self, eta: Array) -> float:
+        noise = Gaussian(np.zeros_like(self.low), np.diag(self.scale**2))
+        return Box(self.low, self.high).log_laplace(eta) + noise.log_laplace(eta)
+
+    def factors(self, act: Activation, weight: Array, bias: Array) -> list[Nodes]:
+        sides = zip(self.low, self.high, self.scale, weight.T, strict=True)
+        parts = [(_smooth_interval(a, b, s), w[:, None]) for a, b, s, w in sides]
+        return [nodes for law, w in parts for nodes in law.factors(act, w, bias)]
+
+
+def _smooth_interval(low: float, high: float, scale: float) -> Density:
+    middle, half = (low + high) / 2, (high - low) / 2
+
+    def log_density(x: Array) -> Array:
+        near, far = (half - abs(x - middle)) / scale, (-half - abs(x - middle)) / scale
+        log_near, log_far = special.log_ndtr(near), special.log_ndtr(far)
+        return log_near + np.log1p(-np.exp(log_far - log_near)) - np.log(2 * half)
+
+    # Panels as long as two scales resolve the edges.
+    return Density(log_density, middle, 2 * scale, half / (2 * scale) + 7.0)
 
 
 @dataclass(frozen=True, eq=False)

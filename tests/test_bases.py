@@ -201,6 +201,12 @@ NUMBERS = {
         {},
     ),
     "UniformBox": (bases.UniformBox, ([0.0, 0.0], [1.0, 2.0]), {}),
+    "SmoothBox": (bases.SmoothBox, ([0.0, 0.0], [1.0, 2.0], 0.1), {}),
+    "SmoothBoxMixture": (
+        bases.SmoothBoxMixture,
+        ([0.0, 1.0], [0.0, 2.0], [1.0, 3.0], 0.1),
+        {"event_dim": 0},
+    ),
     "Interval": (bases.Interval, (0.0, 1.0), {}),
     "Intervals": (bases.Interval, ([0.0, 2.0], [1.0, 3.0]), {}),
     "Poisson": (bases.Poisson, (2.0,), {}),

@@ -28,6 +28,7 @@ from pyro_snefy.bases import (
     NegativeBinomial,
     Poisson,
     Product,
+    SmoothBox,
     StudentT,
     UniformBox,
     UniformCube,
@@ -275,6 +276,11 @@ def _moments(law: SNEFY) -> tuple[Tensor, Tensor]:
 # Moments E[y^2], E[y^3], E[y^4] about the mean, and the mean.
 LIMITS: dict[str, tuple[Any, tuple[float, float, float, float]]] = {
     "UniformBox": (UniformBox(_t(-1.0), _t(3.0)), (4 / 3, 0.0, 16 / 5, 1.0)),
+    # A box plus noise: 4/3 + 1/4, and 16/5 + 6 · 4/3 · 1/4 + 3/16.
+    "SmoothBox": (
+        SmoothBox(_n(-1.0), _n(3.0), _n(0.5), event_dim=0),
+        (19 / 12, 0.0, 16 / 5 + 2 + 3 / 16, 1.0),
+    ),
     "Interval": (Interval(_n(-1.0), _n(3.0)), (4 / 3, 0.0, 16 / 5, 1.0)),
     "Poisson": (Poisson(_n(2.0)), (2.0, 2.0, 2.0 + 12.0, 2.0)),
     # q = 3/4: cumulants c, c (1 + c), c (1 + c) (1 + 2 c), c (1 + c) (1 + 6 c + 6 c²) with c = 3.

@@ -107,6 +107,11 @@ SCALED: dict[str, Callable[[Scaling], Base]] = {
     "GaussianFull": lambda f: bases.Gaussian(f(LOC), scale_tril=f(TRIL)),
     "GaussianMixture": lambda f: bases.GaussianMixture(f(LOGITS), f(LOCS), f(SCALES)),
     "UniformBox": lambda f: bases.UniformBox(f(-SCALE), f(SCALE)),
+    "SmoothBox": lambda f: bases.SmoothBox(f(-SCALE), f(LOC), f(SCALE)),
+    "SmoothBoxScalar": lambda f: bases.SmoothBox(f(LOC[0]), f(SCALE[0]), f(SCALE[1]), event_dim=0),
+    "SmoothBoxMixture": lambda f: bases.SmoothBoxMixture(
+        f(LOGITS), f(LOCS), f(LOCS + 1), f(SCALES)
+    ),
     "Interval": lambda f: bases.Interval(f(-SCALE[:1]), f(SCALE[:1])),
     "Intervals": lambda f: bases.Interval(f(SCALE - 1), f(SCALE - 0.7)),
     "Poisson": lambda f: bases.Poisson(f(_scalar(3.0))),

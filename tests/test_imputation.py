@@ -25,6 +25,12 @@ def _base(name: str) -> Base:
             torch.zeros(2, dtype=F64), torch.randn(2, 3, dtype=F64), torch.ones(2, 3, dtype=F64)
         ),
         "box": lambda: UniformBox(-torch.ones(3, dtype=F64), torch.ones(3, dtype=F64)),
+        "boxes": lambda: bases.SmoothBoxMixture(
+            torch.zeros(2, dtype=F64),
+            torch.randn(2, 3, dtype=F64),
+            torch.randn(2, 3, dtype=F64),
+            torch.full((2, 3), 0.2, dtype=F64),
+        ),
         "product": lambda: Product(
             [
                 Gaussian(torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64)),
@@ -41,7 +47,7 @@ def _joint(name: str, activation: Cos | Exp | Snake) -> SNEFY:
 
 
 @pytest.mark.parametrize("activation", [Cos(), Snake(1.0), Exp(0.5)], ids=str)
-@pytest.mark.parametrize("name", ["diagonal", "full", "mixture", "box", "product"])
+@pytest.mark.parametrize("name", ["diagonal", "full", "mixture", "box", "boxes", "product"])
 def test_missing_coordinates_follow_their_conditional_law(
     name: str, activation: Cos | Exp | Snake
 ) -> None:

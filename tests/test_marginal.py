@@ -35,6 +35,8 @@ from pyro_snefy.bases import (
     NormalFamily,
     Poisson,
     Product,
+    SmoothBox,
+    SmoothBoxMixture,
     Standardized,
     UniformBox,
     UniformCube,
@@ -64,6 +66,8 @@ def _base(name: str) -> Base:
         "GaussianMixture": lambda: GaussianMixture(randn(3), randn(3, 3), scale),
         "UniformCube": lambda: UniformCube(3),
         "UniformBox": lambda: UniformBox(-torch.ones(3, **DOUBLE), torch.ones(3, **DOUBLE)),
+        "SmoothBox": lambda: SmoothBox(-scale[0], scale[1], scale[2] / 2),
+        "SmoothBoxMixture": lambda: SmoothBoxMixture(randn(3), randn(3, 3), randn(3, 3), scale / 2),
         "NormalFamily": lambda: NormalFamily(3),
         "Standardized": lambda: Standardized(
             Gaussian(randn(3), scale_tril=tril), randn(3), scale[1]
@@ -90,6 +94,8 @@ BASES = [
     "GaussianMixture",
     "UniformCube",
     "UniformBox",
+    "SmoothBox",
+    "SmoothBoxMixture",
     "NormalFamily",
     "Standardized",
     "GaussianPoisson",
@@ -218,7 +224,9 @@ def test_marginal_of_the_cube_against_monte_carlo() -> None:
 
 
 @pytest.mark.parametrize("activation", [Cos(), Sin(), Cis(), Exp(0.5)], ids=str)
-@pytest.mark.parametrize("name", ["Gaussian", "GaussianFull", "UniformBox", "GaussianPoisson"])
+@pytest.mark.parametrize(
+    "name", ["Gaussian", "GaussianFull", "UniformBox", "SmoothBox", "GaussianPoisson"]
+)
 def test_marginal_is_a_snefy(activation: Activation, name: str) -> None:
     """Waves and exponentials stay what they are, so that their marginals have closed forms too."""
     joint = _joint(activation, name)
@@ -482,6 +490,12 @@ ROW_BASES = {
         torch.randn(4, 3, **DOUBLE), torch.randn(3, 2, **DOUBLE), torch.ones(3, 2, **DOUBLE)
     ),
     "box": lambda: UniformBox(-5 - torch.rand(4, 2, **DOUBLE), 5 * torch.ones(2, **DOUBLE)),
+    "smooth": lambda: SmoothBoxMixture(
+        torch.randn(4, 3, **DOUBLE),
+        torch.randn(3, 2, **DOUBLE),
+        torch.ones(3, 2, **DOUBLE),
+        torch.ones(1, 2, **DOUBLE),
+    ),
     "one": lambda: Gaussian(torch.randn(2, **DOUBLE), torch.ones(2, **DOUBLE)),
 }
 

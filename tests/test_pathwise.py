@@ -33,6 +33,7 @@ from tests.densities import grid, legendre
 F64 = torch.float64
 REPARAMETERIZED = ("Gaussian", "GaussianScalar", "GaussianFull", "GaussianMixture")
 REPARAMETERIZED += ("UniformCube", "UniformBox", "StudentT", "Laplace", "Logistic")
+REPARAMETERIZED += ("SmoothBox", "SmoothBoxScalar", "SmoothBoxMixture")
 
 
 def _randn(*shape: int) -> Tensor:
@@ -82,6 +83,9 @@ LINES: dict[str, Build] = {
     "Gaussian": lambda a, b: bases.Gaussian(a[..., 0], b[..., 0].exp(), event_dim=0),
     "UniformBox": lambda a, b: bases.UniformBox(a[..., :1] - 1, a[..., :1] + b[..., :1].exp()),
     "UniformCube": lambda a, b: bases.UniformCube(1),
+    "SmoothBox": lambda a, b: bases.SmoothBox(
+        a[..., 0] - 1, a[..., 0] + 1, b[..., 0].exp(), event_dim=0
+    ),
     "StudentT": lambda a, b: bases.StudentT(6 + a[..., 0], a[..., 0], b[..., 0].exp(), event_dim=0),
     # Small scales: exponentials of larger weights have no finite integral here.
     "Laplace": lambda a, b: bases.Laplace(a[..., 0], b[..., 0].exp() / 4),
@@ -95,6 +99,12 @@ PLANES: dict[str, Build] = {
     ),
     "Standardized": lambda a, b: bases.Standardized(bases.Gaussian(LOC, SCALE), a, b.exp()),
     "UniformBox": lambda a, b: bases.UniformBox(a - 1, a + b.exp()),
+    "SmoothBoxMixture": lambda a, b: bases.SmoothBoxMixture(
+        LOGITS[:2],
+        torch.stack([a, -a], dim=-2),
+        torch.stack([a, a], dim=-2) + 1,
+        torch.stack([b, b], dim=-2).exp(),
+    ),
 }
 
 

@@ -258,6 +258,8 @@ JOINT: dict[str, Callable[[], Base]] = {
     "GaussianMixture": Case("Cos", "GaussianMixture").base,
     "UniformCube": lambda: bases.UniformCube(2),
     "UniformBox": Case("Cos", "UniformBox").base,
+    "SmoothBox": Case("Cos", "SmoothBox").base,
+    "SmoothBoxMixture": Case("Cos", "SmoothBoxMixture").base,
     "Standardized": lambda: bases.Standardized(
         bases.Gaussian(LOC, scale_tril=TRIL), _t(1.0, -1.0), _t(2.0, 0.3)
     ),
@@ -333,6 +335,7 @@ GRADIENTS: dict[str, Callable[[Tensor, Tensor], Base]] = {
     "GaussianMixture": lambda a, b: bases.GaussianMixture(
         LOGITS[:2], torch.stack([a, a + 1]).unsqueeze(-1), b.exp().expand(2, 1)
     ),
+    "SmoothBox": lambda a, b: bases.SmoothBox(a.reshape(1), a.reshape(1) + 2, b.exp()),
     "UniformBox": lambda a, b: bases.UniformBox(a.reshape(1) - 1, a.reshape(1) + b.exp()),
 }
 

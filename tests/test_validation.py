@@ -229,6 +229,11 @@ BUILDERS: dict[str, tuple[Callable[..., Base], dict[str, Tensor]]] = {
     ),
     "GaussianMixture": (bases.GaussianMixture, {"logits": LOGITS, "loc": LOCS, "scale": SCALES}),
     "UniformBox": (bases.UniformBox, {"low": -SCALE, "high": SCALE}),
+    "SmoothBox": (bases.SmoothBox, {"low": -SCALE, "high": SCALE, "scale": SCALE}),
+    "SmoothBoxMixture": (
+        bases.SmoothBoxMixture,
+        {"logits": LOGITS, "low": LOCS, "high": LOCS + 1, "scale": SCALES},
+    ),
     "Interval": (bases.Interval, {"low": -SCALE[:1], "high": SCALE[:1]}),
     "Poisson": (bases.Poisson, {"rate": SCALE[:1]}),
     "Geometric": (bases.Geometric, {"probs": SCALE[:1]}),
@@ -563,6 +568,9 @@ INSIDE_OUTSIDE: dict[str, tuple[list[Any], list[Any]]] = {
         [[0.0, 1.0], [-1.0, 3.0]],
         [[0.6, 1.0], [0.0, 0.4], [0.0, torch.nan], [-torch.inf, 1.0]],
     ),
+    "SmoothBox": ([[0.0, -9.0]], [[0.0, torch.nan]]),
+    "SmoothBoxScalar": ([0.0, -9.0], [torch.nan]),
+    "SmoothBoxMixture": ([[0.0, -9.0]], [[torch.nan, 0.0]]),
     "Interval": ([-1.0, 0.0, 1.5], [-1.1, 1.6, torch.nan, torch.inf]),
     "Intervals": ([-1.0, 0.0, 2.2], [-1.1, 1.5, 2.6, torch.nan]),
     "UniformCircle": ([[0.6, -0.8]], [[0.6, 0.81], [0.0, 0.0], [torch.nan, 1.0]]),
@@ -777,6 +785,26 @@ PARTS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "DirichletFamily of one": (
         lambda: bases.DirichletFamily(1),
         ["DirichletFamily", "d >= 2", "1"],
+    ),
+    "SmoothBox with a negative scale": (
+        lambda: bases.SmoothBox(LOC, LOC, -SCALE),
+        ["SmoothBox", "scale"],
+    ),
+    "SmoothBox of another shape": (
+        lambda: bases.SmoothBox(torch.zeros(2), torch.ones(3), torch.ones(2)),
+        ["SmoothBox", "low and high and scale", r"\(2,\)", r"\(3,\)"],
+    ),
+    "SmoothBox of matrices": (
+        lambda: bases.SmoothBox(LOC, LOC, SCALE, event_dim=2),
+        ["SmoothBox", "event_dim 0 or 1", "got 2"],
+    ),
+    "SmoothBoxMixture of matrices": (
+        lambda: bases.SmoothBoxMixture(LOGITS, LOCS, LOCS, SCALES, event_dim=2),
+        ["SmoothBoxMixture", "event_dim 0 or 1", "got 2"],
+    ),
+    "SmoothBoxMixture of another shape": (
+        lambda: bases.SmoothBoxMixture(torch.zeros(4), LOCS, LOCS, SCALES),
+        ["SmoothBoxMixture", r"\(\*, K\)", r"\(4,\)", r"\(3, 2\)"],
     ),
     "UniformBox upside down": (
         lambda: bases.UniformBox(SCALE, -SCALE),

@@ -25,6 +25,8 @@ __all__ = [
     "Product",
     "ProjectedGaussian",
     "Pushforward",
+    "SmoothBox",
+    "SmoothBoxMixture",
     "Standardized",
     "StudentT",
     "TensorField",
@@ -52,4 +54,5 @@ from .heavy_tails import Laplace, Logistic, StudentT
 from .mixture import GaussianMixture, Mixture
 from .product import Product
 from .pushforward import Pushforward, Standardized, UniformCube
+from .smooth_box import SmoothBox, SmoothBoxMixture
 from .sphere import ProjectedGaussian, UniformAngle, UniformSphere

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..activations import Activation, Cis, Cos, Exp, GaussianActivation, Identity, Sin, Snake
-from ..bases import Discrete, GaussianMixture, Mixture
+from ..bases import Discrete, GaussianMixture, Mixture, SmoothBoxMixture
 from ..bases.mixture import MixtureBase
 from ..numerics.forms import Form
 from ..numerics.linalg import broadcast_shapes, safe_logsumexp
@@ -93,8 +93,14 @@ def _weighted_sum(weights: Tensor, matrices: Tensor) -> Tensor:
 def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Kernel:
     if base.is_concentric and base.logits.dim() == 1 and isinstance(activation, _FOURIER):
         return kernel(activation, base, weight, MixtureBase)
+    return _mixed(activation, base, weight)
+
+
+def _mixed(
+    activation: Activation, base: GaussianMixture | SmoothBoxMixture, weight: Tensor
+) -> Kernel:
     apart = weight if weight.dim() == 2 else weight.unsqueeze(-3)
-    components = kernel(activation, base.gaussians, apart)
+    components = kernel(activation, base.components, apart)
 
     def whole(mixed: Mixed) -> Kernel:
         # Not a closure over the kernel: a cycle would keep its tensors until they are collected.
@@ -111,3 +117,5 @@ _FOURIER = (Cis, Cos, Identity, Sin, Snake)
 # The activation decides first: one entry for each that has one for all Fourier or Laplace bases.
 for _activation in (*_FOURIER, Exp, GaussianActivation):
     register_kernel(_activation, GaussianMixture)(_gaussian_mixture)
+for _activation in (*_FOURIER, Exp):
+    register_kernel(_activation, SmoothBoxMixture)(_mixed)

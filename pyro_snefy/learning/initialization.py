@@ -38,6 +38,8 @@ from ..bases import (
     Poisson,
     PoissonFamily,
     Product,
+    SmoothBox,
+    SmoothBoxMixture,
     Standardized,
     StudentT,
     UniformAngle,
@@ -49,6 +51,8 @@ from .statistics import spread
 
 _ROWS = 10_000  # events at most: first values need no more
 _ROUNDS = 50  # of expectation maximisation: first values need not have converged
+# Half the length of a box, if its edges are smeared by 0.5 and its variance is one: 0.75 + 0.25.
+_HALF = 1.5
 _ENOUGH = 100  # complete rows: moments of fewer are too noisy
 
 
@@ -205,6 +209,31 @@ def _gaussian_mixture(base: GaussianMixture, x: Tensor) -> GaussianMixture:
     found = normal_mixture(x, count, full=base.scale_tril is not None)
     tensors = zip(found.tensors(), base.tensors(), strict=True)
     fitted = iter([_shaped(value, like) for (_, value), (_, like) in tensors])
+    return base.map(lambda _: next(fitted))
+
+
+@fit_base.register
+def _smooth_box(base: SmoothBox, x: Tensor) -> SmoothBox:
+    if base.batch_shape:
+        return base
+    loc, half = x.mean(0), _HALF * spread(x)
+    low, high = _shaped(loc - half, base.low), _shaped(loc + half, base.high)
+    scale = _shaped(spread(x) / 2, base.scale)
+    return SmoothBox(low, high, scale, event_dim=base.event_dim, validate_args=False)
+
+
+@fit_base.register
+def _smooth_box_mixture(base: SmoothBoxMixture, x: Tensor) -> SmoothBoxMixture:
+    if base.batch_shape:
+        return base
+    count = max(base.logits.shape[-1], *base.components.batch_shape[-1:])
+    found = normal_mixture(subsample(x), count)
+    assert found.scale is not None
+    half = _HALF * found.scale
+    tensors = (found.logits, found.loc - half, found.loc + half, found.scale / 2)
+    fitted = iter(
+        [_shaped(value, like) for value, (_, like) in zip(tensors, base.tensors(), strict=True)]
+    )
     return base.map(lambda _: next(fitted))
 
 

@@ -11,10 +11,11 @@ from pyro.nn.module import to_pyro_module_
 from torch import Tensor, nn
 
 from ..activations import Activation, Cis, Cos, Exp
-from ..bases import Base, FourierBase, Gaussian, GaussianMixture
+from ..bases import Base, FourierBase, Gaussian, GaussianMixture, SmoothBoxMixture
 from ..distributions.snefy import SNEFY
 from ..kernels.registry import closed_form
 from ..operations.readout import best_readout, judged_readout
+from .boxes import prefer_boxes
 from .initialization import (
     centred_members,
     checked_events,
@@ -61,7 +62,8 @@ class JointSNEFY(FamilyModule):
     on the units of the data, and a prior is a prior in standardised coordinates. The buffers
     ``loc`` and ``scale`` hold :math:`l` and :math:`s`; before, they are None, and :math:`u = x`.
     A mixture of normal laws that :meth:`initialize` finds is learnt in units of the widths of its
-    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The family
+    components: ``base.raw_loc`` is in these units, ``base.loc`` in standardised ones. The edges of
+    boxes are learnt in units of the widths that they are smeared over. The family
     that the module returns is in the units of the data, its base and weights included. Normal laws
     and their mixtures, boxes, intervals and :class:`~pyro_snefy.bases.NormalFamily` have a location
     and a scale, :class:`~pyro_snefy.bases.GammaFamily` has a scale, and other bases have neither.
@@ -73,7 +75,7 @@ class JointSNEFY(FamilyModule):
         activation: The activation :math:`\sigma`.
         learn_base: Whether the tensors of the base are learnt.
         finds_base: Whether :meth:`initialize` may replace a normal base by a mixture of
-            normal laws.
+            normal laws or of boxes.
 
     Example:
         >>> from pyro_snefy.bases import Gaussian
@@ -148,7 +150,9 @@ class JointSNEFY(FamilyModule):
 
         If the base is learnt, it is fitted to the data by moments, and a mixture by expectation
         maximisation. If it is left to the module, mixtures of several sizes, with diagonal and with
-        full covariances, are compared on a fifth of the rows. The neurons then vary on the scale of
+        full covariances, are compared on a fifth of the rows. With waves and exponentials, a
+        :class:`~pyro_snefy.bases.SmoothBoxMixture` takes their place if that fifth is more likely
+        by two standard errors. The neurons then vary on the scale of
         the data, and the readout is the most likely one until that fifth becomes less likely, see
         :func:`~pyro_snefy.fit_readout`. With an exponential family, each squared neuron becomes a
         member of the family instead, centred at an event. The location and the scale of the events
@@ -173,7 +177,9 @@ class JointSNEFY(FamilyModule):
         if self.learn_base and self.finds_base and _is_free(self.base):
             normal = fit_base(_standard_normal(x), self._standardized(x))
             assert isinstance(normal, Gaussian)
-            found = choose_base(normal, self._standardized(learners), self._standardized(judges))
+            found = self._found_base(
+                normal, self._standardized(learners), self._standardized(judges)
+            )
             if self._has_base_like(found):
                 self.base.set(found)
             else:
@@ -193,6 +199,15 @@ class JointSNEFY(FamilyModule):
             if len(judges) >= _FEWEST:
                 self.improve_readout(learners, None, judges)
         return self
+
+    def _found_base(
+        self, normal: Gaussian, x: Tensor, held_out: Tensor
+    ) -> Gaussian | GaussianMixture | SmoothBoxMixture:
+        # The normal law, a mixture of normal laws or of boxes.
+        found = choose_base(normal, x, held_out)
+        if not closed_form(self.activation, _one_box(normal), bias=True):
+            return found
+        return prefer_boxes(found, x, held_out)
 
     def _standardized(self, x: Tensor) -> Tensor:
         return x if self.loc is None or self.scale is None else (x - self.loc) / self.scale
@@ -336,33 +351,55 @@ def _has_mixtures(base: Base, activation: Activation) -> bool:
     return closed_form(activation, mixture, bias=True)
 
 
+def _one_box(normal: Gaussian) -> SmoothBoxMixture:
+    # For questions about the type: the normal law as a mixture of boxes.
+    loc = normal.loc.unsqueeze(0)
+    return SmoothBoxMixture(
+        loc.new_zeros(1), loc, loc, torch.ones_like(loc), event_dim=normal.event_dim
+    )
+
+
 def _is_free(base: nn.Module) -> bool:
     # Whether no tensor of the base has a prior.
     return not getattr(base, "_pyro_samples", None)
 
 
+# Names in a state that tell the sizes of a base.
+_SHAPES = ("logits", "loc", "frame_loc", "frame_low")
+
+
 def _take_state(module: JointSNEFY, state: dict[str, Any], prefix: str, *_: Any) -> None:
     # The buffers and the base that a state has, before its values are copied into them.
     like = next(module.parameters(), torch.empty(()))
-    names = ("loc", "frame_loc", "logits")
-    loc, frame, logits = (state.get(f"{prefix}base.{name}") for name in names)
-    loc = frame if loc is None else loc
-    if module.finds_base and loc is not None:
-        loc = like.new_zeros(loc.shape)
-        scale: dict[str, Any] = {"scale": torch.ones_like(loc)}
-        if f"{prefix}base.raw_scale_tril" in state:
-            scale = {"scale_tril": torch.ones_like(loc).diag_embed()}
-        event_dim = module.base().event_dim
-        base: Gaussian | GaussianMixture = Gaussian(loc, **scale, event_dim=event_dim)
-        if logits is not None:
-            base = GaussianMixture(like.new_zeros(logits.shape), loc, **scale, event_dim=event_dim)
+    base = _base_of_state(module.base().event_dim, state, f"{prefix}base.", like)
+    if module.finds_base and base is not None:
+        framed = f"{prefix}base.frame_scale" in state
         # The values of a base of the right size may be the values of the state: leave them alone.
         is_framed = isinstance(module.base, FramedModule)
-        if not module._has_base_like(base) or is_framed != (frame is not None):
-            kind = BaseModule(base, True) if frame is None else FramedModule(base)
-            module._replace_base(kind)
+        if not module._has_base_like(base) or is_framed != framed:
+            module._replace_base(FramedModule(base) if framed else BaseModule(base, True))
     units = [state.get(f"{prefix}{name}") for name in ("loc", "scale")]
     module._set_units(*(None if x is None else like.new_empty(x.shape) for x in units))
+
+
+def _base_of_state(
+    event_dim: int, state: dict[str, Any], prefix: str, like: Tensor
+) -> Gaussian | GaussianMixture | SmoothBoxMixture | None:
+    # A base of the kind and of the sizes that a state has, or None if it has no such base.
+    found = {name: state[f"{prefix}{name}"].shape for name in _SHAPES if f"{prefix}{name}" in state}
+    place = next((found[name] for name in _SHAPES[1:] if name in found), None)
+    if place is None:
+        return None
+    loc, one = like.new_zeros(place), like.new_ones(place)
+    logits = like.new_zeros(found["logits"]) if "logits" in found else None
+    if "frame_low" in found:
+        assert logits is not None
+        return SmoothBoxMixture(logits, loc, loc, one, event_dim=event_dim)
+    full = f"{prefix}raw_scale_tril" in state
+    scale: dict[str, Any] = {"scale_tril": one.diag_embed()} if full else {"scale": one}
+    if logits is None:
+        return Gaussian(loc, **scale, event_dim=event_dim)
+    return GaussianMixture(logits, loc, **scale, event_dim=event_dim)
 
 
 def snefy(
@@ -383,7 +420,8 @@ def snefy(
         base_or_dim: The base measure :math:`\mu`, or the dimension :math:`d` of vectors, or ``()``
             for real numbers. Without a base, it is a standard normal law, which
             :meth:`~pyro_snefy.learning.JointSNEFY.initialize` fits to data; it may find a mixture
-            of up to 96 normal laws instead, with diagonal or full covariances.
+            of up to 96 normal laws instead, with diagonal or full covariances, or, for data with
+            sharp edges, a :class:`~pyro_snefy.bases.SmoothBoxMixture`.
         hidden_dim: The number :math:`n` of neurons.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the network crosses zero.

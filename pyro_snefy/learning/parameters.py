@@ -21,7 +21,7 @@ from torch.distributions import constraints, transform_to
 from torch.distributions.transforms import AffineTransform, ComposeTransform, Transform
 
 from ..activations import Activation, Exp
-from ..bases import Base, Gaussian, GaussianMixture, LaplaceBase
+from ..bases import Base, Gaussian, GaussianMixture, LaplaceBase, SmoothBoxMixture
 from ..constraints import is_real
 from ..kernels.registry import check_closed_form, closed_form
 
@@ -159,17 +159,18 @@ class BaseModule(ConstrainedModule):
 
 
 class FramedModule(BaseModule):
-    r"""A normal law, or a mixture of some, that is learnt in units of its own first values.
+    r"""A normal law, or a mixture of some or of boxes, learnt in units of its own first values.
 
     .. math:: m_k = a_k + F_k r_k, \quad L_k = F_k T_k
 
     The first means :math:`a_k` and factors :math:`F_k` are the buffers ``frame_loc`` and
     ``frame_scale``; :math:`r_k` and :math:`T_k` are learnt. A step of an optimiser moves a mean by
     a part of the width of its component, however narrow the component is, and in whichever
-    direction it is narrow.
+    direction it is narrow. The edges of boxes, from ``frame_low`` and ``frame_high``, move by parts
+    of the width that they are smeared over.
 
     Arguments:
-        base: The base, with ``loc``, and ``scale`` or ``scale_tril``.
+        base: The base, with ``loc`` or with ``low`` and ``high``, and ``scale`` or ``scale_tril``.
 
     Example:
         >>> import torch
@@ -180,37 +181,43 @@ class FramedModule(BaseModule):
         [1.100000023841858, 1.100000023841858]
     """
 
-    frame_loc: Tensor
     frame_scale: Tensor
 
-    def __init__(self, base: Gaussian | GaussianMixture) -> None:
+    def __init__(self, base: Gaussian | GaussianMixture | SmoothBoxMixture) -> None:
         super().__init__(base, learn=True)
-        del self.loc
-        self.raw_loc = nn.Parameter(torch.zeros_like(base.loc))
-        self._constraints["loc"] = constraints.real
-        self.register_buffer("frame_loc", torch.empty_like(base.loc))
+        for name in self._places():
+            value = getattr(self, name)
+            delattr(self, name)
+            self.register_parameter(f"raw_{name}", nn.Parameter(torch.zeros_like(value)))
+            self._constraints[name] = constraints.real
+            self.register_buffer(f"frame_{name}", torch.empty_like(value))
         self.register_buffer("frame_scale", torch.empty_like(_scale(base)))
         self.set(base)
 
+    def _places(self) -> list[str]:
+        return [name for name in self._names if name in ("loc", "low", "high")]
+
     def transform(self, name: str) -> Any:
         full = "scale_tril" in self._names
-        if name == "loc":
+        if name in self._places():
             kind = _Frame if full else AffineTransform
-            return kind(self.frame_loc, self.frame_scale)
+            return kind(getattr(self, f"frame_{name}"), self.frame_scale)
         inner = super().transform(name)  # a logarithm has no unit
         return ComposeTransform([inner, _Frame(None, self.frame_scale)]) if full else inner
 
     @torch.no_grad()
     def set(self, base: Base) -> None:
         """Overwrites the tensors by the tensors of a base, which are the units from then on."""
-        assert isinstance(base, Gaussian | GaussianMixture)
-        self.frame_loc.copy_(base.loc)
+        assert isinstance(base, Gaussian | GaussianMixture | SmoothBoxMixture)
+        for name in self._places():
+            getattr(self, f"frame_{name}").copy_(getattr(base, name))
         self.frame_scale.copy_(_scale(base))
         super().set(base)
 
 
-def _scale(base: Gaussian | GaussianMixture) -> Tensor:
-    scale = base.scale if base.scale_tril is None else base.scale_tril
+def _scale(base: Gaussian | GaussianMixture | SmoothBoxMixture) -> Tensor:
+    full = None if isinstance(base, SmoothBoxMixture) else base.scale_tril
+    scale = base.scale if full is None else full
     assert scale is not None
     return scale
 

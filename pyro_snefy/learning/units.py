@@ -22,6 +22,8 @@ from ..bases import (
     Mixture,
     NormalFamily,
     Product,
+    SmoothBox,
+    SmoothBoxMixture,
     Standardized,
     UniformBox,
 )
@@ -43,6 +45,8 @@ def location_scale(base: Base, x: Tensor, learn: bool) -> Units | None:
 @location_scale.register(Gaussian)
 @location_scale.register(GaussianMixture)
 @location_scale.register(NormalFamily)
+@location_scale.register(SmoothBox)
+@location_scale.register(SmoothBoxMixture)
 @location_scale.register(UniformBox)
 @location_scale.register(Interval)
 def _real(base: Base, x: Tensor, learn: bool) -> Units:
@@ -88,13 +92,15 @@ def moved(base: Base, loc: Tensor, scale: Tensor) -> Base:
 @moved.register(Gaussian)
 @moved.register(GaussianMixture)
 @moved.register(Mixture)
+@moved.register(SmoothBox)
+@moved.register(SmoothBoxMixture)
 def _moved_gaussian(base: Base, loc: Tensor, scale: Tensor) -> Base:
     tensors = []
     for name, value in base.tensors():
         kind = name.rpartition(".")[-1]
         value = value * scale.unsqueeze(-1) if kind == "scale_tril" else value
-        value = value * scale if kind in ("loc", "scale") else value
-        tensors.append(value + loc if kind == "loc" else value)
+        value = value * scale if kind in ("loc", "low", "high", "scale") else value
+        tensors.append(value + loc if kind in ("loc", "low", "high") else value)
     values = iter(tensors)
     return base.map(lambda _: next(values))
 
@@ -122,6 +128,8 @@ def to_data_units(
 @to_data_units.register(Gaussian)
 @to_data_units.register(GaussianMixture)
 @to_data_units.register(Mixture)
+@to_data_units.register(SmoothBox)
+@to_data_units.register(SmoothBoxMixture)
 @to_data_units.register(UniformBox)
 @to_data_units.register(Interval)
 def _real_units(

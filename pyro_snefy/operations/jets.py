@@ -23,6 +23,7 @@ from ..bases import (
     FourierBase,
     Product,
     ProjectedGaussian,
+    SmoothBox,
     Standardized,
     UniformBox,
     UniformCube,
@@ -59,7 +60,7 @@ def independent_factors(base: Base) -> list[Base] | None:
         parts = [independent_factors(part) for part in base.bases]
         found = [part for part in parts if part is not None]
         return None if len(found) < len(parts) else [x for part in found for x in part]
-    if isinstance(base, UniformBox | UniformCube):
+    if isinstance(base, SmoothBox | UniformBox | UniformCube) and base.event_dim:
         return [base.marginal([k]) for k in range(base.event_shape[0])]
     inner = base.base if isinstance(base, Standardized) else base
     own = isinstance(inner, FourierBase) and type(inner).statistic is Base.statistic

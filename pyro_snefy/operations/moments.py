@@ -28,6 +28,8 @@ from ..bases import (
     Mixture,
     Product,
     ProjectedGaussian,
+    SmoothBox,
+    SmoothBoxMixture,
     Standardized,
     UniformAngle,
     UniformBox,
@@ -225,11 +227,12 @@ def _combined(shares: Tensor, means: Tensor, covariances: Tensor) -> Moments:
     return mean, (shares[..., None, None] * spreads).sum(-3)
 
 
-@_moments.register
-def _gaussian_mixture(base: GaussianMixture, network: Network) -> Moments:
-    components = network.over(base.gaussians)
+@_moments.register(GaussianMixture)
+@_moments.register(SmoothBoxMixture)
+def _batched_mixture(base: GaussianMixture | SmoothBoxMixture, network: Network) -> Moments:
+    components = network.over(base.components)
     logits = base.log_weights() + components.log_normalizer()
-    return _mixed(logits, *_moments(base.gaussians, components))
+    return _mixed(logits, *_moments(base.components, components))
 
 
 @_moments.register
@@ -390,6 +393,7 @@ def _waves(base: FourierBase, network: Network) -> Moments:
     return _centred(_known(mass.real, base, network), slope.real, second, base.mean(weight))
 
 
+@_moments.register(SmoothBox)
 @_moments.register(UniformBox)
 @_moments.register(UniformCube)
 def _independent(base: Base, network: Network) -> Moments:

@@ -27,6 +27,8 @@ from ..bases import (
     Poisson,
     PoissonFamily,
     Product,
+    SmoothBox,
+    SmoothBoxMixture,
     StudentT,
     UniformAngle,
     UniformBox,
@@ -44,6 +46,8 @@ _AFFORDABLE, _AFFORDABLE_KERNELS = 2**12, 2**9
 
 # e^{-80} is negligible in the lower tail, too, squares of linear neurons included.
 _DROP = 80.0
+
+_BATCHED = (GaussianMixture, SmoothBoxMixture)
 
 EdgesAndAtoms = tuple[list[Tensor], list[Tensor]]
 
@@ -157,6 +161,22 @@ def _(base: UniformBox, neurons: Neurons) -> EdgesAndAtoms:
 
 
 @edges_and_atoms.register
+def _(base: SmoothBox, neurons: Neurons) -> EdgesAndAtoms:
+    # Far apart, the edges of the box have panels of their own; the density is flat between them.
+    box, scale = base.box, base.noise.scale
+    assert scale is not None
+    low, high, scale = torch.broadcast_tensors(box.low[..., 0], box.high[..., 0], scale[..., 0])
+    tilts = (scale * tilt for tilt in neurons.tilts)  # how far they move the noise
+    down, up = (
+        scale * (tilt + reach) for tilt, reach in zip(tilts, (-_REACH, _REACH), strict=True)
+    )
+    step = _RADIANS / (neurons.rate + 2 * _RADIANS / scale)
+    inner = _RADIANS / neurons.rate.clamp(min=1e-30)
+    ends = [_grid(*torch.broadcast_tensors(end + down, end + up, step)) for end in (low, high)]
+    return [*ends, _grid(*torch.broadcast_tensors(low, high, inner))], []
+
+
+@edges_and_atoms.register
 def _(base: UniformAngle, neurons: Neurons) -> EdgesAndAtoms:
     # The preactivation is |w| cos(θ - α) + b. The weights are the slopes, (*, n, 2).
     weight = neurons.slope
@@ -237,6 +257,12 @@ def _(base: GaussianMixture, neurons: Neurons) -> EdgesAndAtoms:
 
 
 @edges_and_atoms.register
+def _(base: SmoothBoxMixture, neurons: Neurons) -> EdgesAndAtoms:
+    # The neurons have the components in their last batch dimension.
+    return [x.flatten(-2) for x in edges_and_atoms(base.components, neurons)[0]], []
+
+
+@edges_and_atoms.register
 def _(base: GammaFamily, neurons: Neurons) -> EdgesAndAtoms:
     shape, rate = (neurons.activation.resolution * neurons.slope).unbind(-1)  # (*, n)
     shape = shape + 1
@@ -307,7 +333,7 @@ def _(base: Discrete, neurons: Neurons) -> EdgesAndAtoms:
 @edges_and_atoms.register
 def _(base: Mixture, neurons: Neurons) -> EdgesAndAtoms:
     found = [
-        edges_and_atoms(part, _spread(neurons) if isinstance(part, GaussianMixture) else neurons)
+        edges_and_atoms(part, _spread(neurons) if isinstance(part, _BATCHED) else neurons)
         for part in base.bases
     ]
     return [x for edges, _ in found for x in edges], [x for _, atoms in found for x in atoms]

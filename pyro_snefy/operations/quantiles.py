@@ -26,7 +26,7 @@ import torch
 from torch import Size, Tensor
 
 from ..activations import Step
-from ..bases import Base, FourierBase, GaussianMixture, StudentT
+from ..bases import Base, FourierBase, GaussianMixture, SmoothBoxMixture, StudentT
 from ..constraints import is_real
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes
@@ -401,9 +401,9 @@ def _along(network: Network, dim: int, whole: bool) -> Neurons:
     # As if other coordinates were normal, with the first two moments that they have.
     activation, base = network.activation, network.base
     weight, bias = network.weight, network.bias
-    if isinstance(base, GaussianMixture):
+    if isinstance(base, GaussianMixture | SmoothBoxMixture):
         weight, bias = weight.unsqueeze(-3), bias.unsqueeze(-2)
-        base = base.gaussians
+        base = base.components
     if whole:
         slope = weight.squeeze(-1) if weight.shape[-1] == 1 else weight
         zero = -bias / slope if weight.shape[-1] == 1 else torch.zeros_like(bias)

@@ -9,7 +9,16 @@ from torch import Size, Tensor
 from torch.autograd import Function
 
 from ..activations import GaussianActivation, ReLU, Step
-from ..bases import Gaussian, GaussianMixture, Laplace, Logistic, StudentT, UniformBox
+from ..bases import (
+    Gaussian,
+    GaussianMixture,
+    Laplace,
+    Logistic,
+    SmoothBox,
+    SmoothBoxMixture,
+    StudentT,
+    UniformBox,
+)
 from ..network import Network
 from ..operations.marginals import marginal
 from ..operations.quantiles import count_nodes, distribution, line, shared_edges
@@ -21,6 +30,16 @@ from ..operations.quantiles import count_nodes, distribution, line, shared_edges
 _PAIR = 0.15
 # A quantile from a table that a batch of laws shares takes 50 to 70 µs.
 _SHARED = 64.0
+
+_SEQUENTIAL = (
+    Gaussian,
+    GaussianMixture,
+    Laplace,
+    Logistic,
+    SmoothBox,
+    SmoothBoxMixture,
+    UniformBox,
+)
 
 
 def is_reparameterizable(network: Network) -> bool:
@@ -34,7 +53,7 @@ def is_reparameterizable(network: Network) -> bool:
     base = network.latent().base
     if isinstance(base, StudentT):  # the tails of a marginal law have no closed form
         return base.event_shape.numel() == 1
-    return isinstance(base, Gaussian | GaussianMixture | Laplace | Logistic | UniformBox)
+    return isinstance(base, _SEQUENTIAL)
 
 
 def _next(network: Network, prefix: Tensor) -> Network:

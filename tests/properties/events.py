@@ -101,6 +101,13 @@ def _(base: bases.UniformBox, generator: Generator) -> Tensor:
 
 
 @_event.register
+def _(base: bases.SmoothBox, generator: Generator) -> Tensor:
+    share = torch.rand(base.event_shape, generator=generator, dtype=torch.float64)
+    edge = base.low + (base.high - base.low) * share
+    return edge + base.scale * _normal(base.event_shape, generator)
+
+
+@_event.register
 def _(base: bases.UniformCube, generator: Generator) -> Tensor:
     return torch.rand(base.event_shape, generator=generator, dtype=torch.float64)
 

@@ -217,6 +217,22 @@ def gaussian_mixtures(draw: Any, d: int, batch: Shape, dtype: str) -> Call:
 
 
 @st.composite
+def smooth_boxes(draw: Any, d: int | None, batch: Shape, dtype: str) -> Call:
+    event = () if d is None else (d,)
+    several = draw(st.booleans())
+    shape = (draw(st.integers(1, 3)), *event) if several else event
+    low, high = (
+        draw(numbers((*draw(sub(batch)), *shape), LOCATIONS, dtype=dtype)) for _ in range(2)
+    )
+    scale = draw(numbers((*draw(sub(batch)), *shape), SPREADS, positive=True, dtype=dtype))
+    options = {} if event else {"event_dim": 0}
+    if not several:
+        return base("SmoothBox", low, high, scale, **options)
+    logits = draw(numbers((*draw(sub(batch)), shape[0]), LOGITS, dtype=dtype))
+    return base("SmoothBoxMixture", logits, low, high, scale, **options)
+
+
+@st.composite
 def boxes(draw: Any, d: int, batch: Shape, dtype: str) -> Call:
     shape = (*draw(sub(batch)), d)
     low = draw(numbers(shape, LOCATIONS, dtype=dtype)).build()
@@ -298,8 +314,10 @@ def mixtures(draw: Any, d: int | None, batch: Shape, dtype: str, depth: int = 2)
     if d is None:
         kinds += [poissons(batch, dtype), geometrics(batch, dtype), intervals(batch, dtype)]
         kinds += [location_scales(batch, dtype), trials(batch, dtype)]
+        kinds += [smooth_boxes(None, batch, dtype)]
     else:
         kinds += [gaussian_mixtures(d, batch, dtype), boxes(d, batch, dtype)]
+        kinds += [smooth_boxes(d, batch, dtype)]
     if depth > 1:
         kinds.append(mixtures(d, batch, dtype, depth - 1))
     parts = tuple(draw(st.lists(st.one_of(kinds), min_size=1, max_size=3)))
@@ -323,6 +341,7 @@ def scalar_bases(batch: Shape, dtype: str) -> st.SearchStrategy[Call]:
     return st.one_of(
         gaussians(None, batch, dtype),
         intervals(batch, dtype),
+        smooth_boxes(None, batch, dtype),
         poissons(batch, dtype),
         geometrics(batch, dtype),
         student_ts(None, batch, dtype),
@@ -343,6 +362,7 @@ def vector_bases(d: int, batch: Shape, dtype: str) -> st.SearchStrategy[Call]:
         gaussian_mixtures(d, batch, dtype),
         student_ts(d, batch, dtype),
         boxes(d, batch, dtype),
+        smooth_boxes(d, batch, dtype),
         discretes(d, batch, dtype),
         mixtures(d, batch, dtype),
         standardized(d, batch, dtype),
