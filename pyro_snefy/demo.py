@@ -18,7 +18,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from .learning import ConditionalSNEFY, conditional_snefy, fit
 
 FOLDER = Path("demo_output")
-EPOCHS, ROWS = 40, 6000
+EPOCHS, ROWS = 20, 12_000
 
 
 def truth(x: Tensor) -> MixtureSameFamily:
