@@ -92,7 +92,7 @@ def test_every_registered_pair_has_a_case(table: Dispatcher[Any], base_first: bo
 
 
 def _is_ours(kind: type) -> bool:
-    return kind is getattr(sys.modules[kind.__module__], kind.__name__, None) and (
+    return kind is getattr(sys.modules.get(kind.__module__), kind.__name__, None) and (
         kind.__module__.startswith("pyro_snefy.")
     )
 
