@@ -838,8 +838,8 @@ def _smooth_interval(low: float, high: float, scale: float) -> Density:
         log_near, log_far = special.log_ndtr(near), special.log_ndtr(far)
         return log_near + np.log1p(-np.exp(log_far - log_near)) - np.log(2 * half)
 
-    # Panels as long as two scales resolve the edges.
-    return Density(log_density, middle, 2 * scale, half / (2 * scale) + 7.0)
+    # Panels as long as two scales resolve the edges. Ten scales beyond them, nothing is left.
+    return Density(log_density, middle, 2 * scale, half / (2 * scale) + 5.0)
 
 
 @dataclass(frozen=True, eq=False)

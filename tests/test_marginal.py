@@ -180,10 +180,11 @@ def _integral(joint: SNEFY, name: str, kept: int, value: float) -> float:
             nodes.append(np.arange(count, dtype=float))
             weights.append(np.ones(count))
             continue
-        low, high = {"UniformCube": (0, 1), "UniformBox": (-1, 1)}.get(name, (-30, 30))
+        ends = {"UniformCube": (0, 1), "UniformBox": (-1, 1), "SmoothBoxMixture": (-15, 15)}
+        low, high = ends.get(name, (-30, 30))
         if name == "CubeInterval":
             low, high = (0, 7) if k == 2 else (0, 1)
-        edges = np.linspace(low, high, 2 if high - low < 10 else 41)
+        edges = np.linspace(low, high, 2 if high - low < 10 else 1 + (high - low) * 2 // 3)
         base_nodes, base_weights = np.polynomial.legendre.leggauss(160 if high - low < 10 else 20)
         middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
         nodes.append((middle[:, None] + half[:, None] * base_nodes).ravel())
