@@ -51,7 +51,7 @@ def test_degenerate_weights(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_large_weights(case: Case) -> None:
-    """Weights of norm 30, some of them orthogonal, some of them close to each other."""
+    """Weights of norm 30 where an oracle can follow, some orthogonal, some close to each other."""
     weight, bias, readout = case.parameters(n=3)
     weight[1] = weight[0] + 1e-3 * torch.randn_like(weight[0])
     weight = 30 * torch.nn.functional.normalize(weight, dim=-1)
@@ -60,6 +60,8 @@ def test_large_weights(case: Case) -> None:
         and case.base_name in ("Poisson", "MixtureCounts", "Product")
     ):
         weight = weight / 10  # a mean count of e^60 has no sum to compare with
+    if case.base_name.startswith("SmoothBox"):
+        weight = weight / 3  # faster waves take the rule of the oracle half a minute
     _compare(case, case.natural(weight), bias, readout)
 
 
