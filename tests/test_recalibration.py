@@ -1,7 +1,8 @@
-"""The width of the bumps of a likelihood, found by rows that it did not learn from."""
+"""The widths of the densities of a likelihood, found by rows that it did not learn from."""
 
 import copy
 import math
+import operator
 from pathlib import Path
 
 import pyro
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_snefy import conditional_snefy, fit
 from pyro_snefy.activations import Cos
 from pyro_snefy.learning import ConditionalSNEFY
+from pyro_snefy.learning.stretches import Stretches
 
 
 def _likelihood(d: int | tuple[()] = (), dtype: torch.dtype = torch.float64) -> ConditionalSNEFY:
@@ -32,13 +34,13 @@ def _rows(count: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
 def test_the_width_of_a_known_law_is_found(factor: float, dtype: torch.dtype) -> None:
-    """Rows of a law with bumps of another width.
+    """Rows of a law in the plane with bumps of another width.
 
     The factor has a standard error below 0.03 with 4,000 rows, and steps are 10 %: an error of
     two steps is six standard errors.
     """
     pyro.set_rng_seed(0)
-    likelihood = _likelihood(dtype=dtype)
+    likelihood = _likelihood(2, dtype=dtype)
     truth = copy.deepcopy(likelihood)
     truth.weight.div_(factor)
     truth.bias.div_(factor)
@@ -47,32 +49,55 @@ def test_the_width_of_a_known_law_is_found(factor: float, dtype: torch.dtype) ->
         x = truth(context[0]).sample((4000,))
     weight, bias = likelihood.weight.clone(), likelihood.bias.clone()
     likelihood.recalibrate(lambda: -likelihood(context).log_prob(x).mean().item())
-    found = weight[1] / likelihood.weight[1]
+    found = (weight[1] / likelihood.weight[1])[0]
     assert math.log(found.item()) == pytest.approx(math.log(factor), abs=0.16)
     torch.testing.assert_close(likelihood.weight * found, weight)
     torch.testing.assert_close(likelihood.bias * found, bias)
 
 
-def test_a_recalibrated_law_is_a_law() -> None:
-    """It integrates to one, by a sum of 40,000 terms, and has gradients."""
-    likelihood = _likelihood()
+def test_bumps_on_the_plane_get_as_wide_as_a_score_asks() -> None:
+    likelihood = _likelihood(2)
+    width = likelihood.weight[1].norm()
     likelihood.recalibrate(lambda: likelihood.weight.abs().sum().item())  # as wide as it gets
-    assert likelihood.weight[1].item() == pytest.approx(3.5 * math.exp(-0.9))
-    grid = torch.linspace(-20, 20, 40_001, dtype=torch.float64)
-    law = likelihood(torch.zeros(1, dtype=torch.float64))
-    inside = law.log_prob(grid).exp().sum() * (grid[1] - grid[0])
-    beyond = 1 - (law.cdf(grid[-1]) - law.cdf(grid[0]))
-    assert (inside + beyond).item() == pytest.approx(1.0, abs=1e-6)
-    law.log_prob(grid[::1000]).sum().backward()
-    assert all(p.grad.isfinite().all() for p in likelihood.net.parameters() if p.grad is not None)
+    assert (width / likelihood.weight[1].norm()).item() == pytest.approx(math.exp(0.9))
+
+
+@pytest.mark.parametrize(
+    "truth", [Stretches(0.5, 0.6, 0.5), Stretches(0.4, 1.2, 0.6), Stretches(0.9, 2.5, 0.8)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_stretches_of_a_known_law_are_found(truth: Stretches, dtype: torch.dtype) -> None:
+    """Rows of a mixture of stretches: what is found is as likely on them as the truth.
+
+    On 4,000 rows, three numbers that fit best gain less than 0.0027 nats a row over the truth with
+    probability 0.9999 (χ² with three degrees of freedom, over twice the rows), and what
+    the search leaves on the table is below 0.002.
+    """
+    pyro.set_rng_seed(1)
+    likelihood = _likelihood(dtype=dtype)
+    context = torch.zeros(4000, 1, dtype=dtype)
+    likelihood.stretches = truth
+    with torch.no_grad():
+        x = likelihood(context[0]).sample((4000,))
+
+    def score() -> float:
+        return -likelihood(context).log_prob(x).mean().item()
+
+    best, likelihood.stretches = score(), None
+    start = score()
+    likelihood.recalibrate(score)
+    assert best - 0.0027 <= score() <= best + 0.002
+    assert score() <= start
 
 
 def test_neurons_that_are_learnt_stay() -> None:
     likelihood = conditional_snefy((), 1, activation=Cos())
     before = copy.deepcopy(likelihood.state_dict())
     likelihood.recalibrate(lambda: likelihood.weight.abs().sum().item())
+    assert likelihood.stretches is None
     for name, value in likelihood.state_dict().items():
-        assert torch.equal(value, before[name]), name
+        same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
+        assert same(value, before[name]), name
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -94,14 +119,27 @@ def test_a_width_that_is_wrong_is_mended_by_a_fit() -> None:
     """Bumps that are three times too narrow leave gaps between their centres."""
     pyro.set_rng_seed(0)
     x, context = _rows(600)
-    likelihood = conditional_snefy((), 1, hidden_dims=(16,)).initialize(x, context)
+    pairs = torch.stack([x, torch.randn(600)], dim=-1)
+    likelihood = conditional_snefy(2, 1, hidden_dims=(16,)).initialize(pairs, context)
     likelihood.weight.mul_(3)
     likelihood.bias.mul_(3)
     before = likelihood.weight.clone()
-    history = fit(likelihood, x, context, max_epochs=3, progress=False)
+    history = fit(likelihood, pairs, context, max_epochs=3, progress=False)
     assert history.final_nll is not None
     assert history.final_nll < min(history.validation_nll)
-    assert likelihood.weight[1].item() < before[1].item()
+    assert likelihood.weight[1].norm().item() < before[1].norm().item()
+
+
+def test_a_law_that_is_too_wide_is_mended_by_a_fit() -> None:
+    """One epoch is too short to find a narrow law."""
+    pyro.set_rng_seed(0)
+    x, context = _rows(600)
+    likelihood = conditional_snefy((), 1, hidden_dims=(16,)).initialize(x, context)
+    history = fit(likelihood, x, context, max_epochs=1, progress=False)
+    assert history.final_nll is not None
+    assert history.final_nll < min(history.validation_nll)
+    assert likelihood.stretches is not None
+    assert likelihood.stretches.near < 1.0
 
 
 def test_without_validation_nothing_is_recalibrated() -> None:
@@ -111,6 +149,7 @@ def test_without_validation_nothing_is_recalibrated() -> None:
     history = fit(likelihood, x, context, validation=0.0, max_epochs=2, progress=False)
     assert history.final_nll is None
     assert torch.equal(likelihood.weight, before)
+    assert likelihood.stretches is None
 
 
 def test_a_fit_that_goes_on_ends_the_same(tmp_path: Path) -> None:
@@ -136,7 +175,8 @@ def test_a_fit_that_goes_on_ends_the_same(tmp_path: Path) -> None:
     fitted(tmp_path / "fit.pt", 2)
     for _ in range(2):  # from the break, and from the end
         for name, value in fitted(tmp_path / "fit.pt", None).state_dict().items():
-            assert torch.equal(value, whole[name]), name
+            same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
+            assert same(value, whole[name]), name
 
 
 def test_loaders_weights_and_gaps() -> None:
