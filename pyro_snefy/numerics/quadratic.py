@@ -17,6 +17,8 @@ from .linalg import fold, unfold
 _RIDGE = 1e-12
 # Stands for a zero on the diagonal, whose row is zero. Its root is zero in float32.
 _TINY = 1e-100
+# Stands for zero where numbers are divided by the largest of them.
+_LEAST = 1e-300
 
 
 def quadratic(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -70,11 +72,17 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     if rows.dtype == torch.float64:
         return quadratic(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3)).sum(-1)
     function = _Trace if torch.compiler.is_compiling() else _DualTrace
-    folded, matrix, layout = fold(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3))
-    # The rows of a sum lie one after another, because the matrix lacks their dimension.
-    values = function.apply(folded, matrix, unit, rows.shape[-2])
+    layout = None
+    if matrix.dim() == 2:
+        folded = rows if rows.dim() == 3 else rows.reshape(-1, *rows.shape[-2:])
+    else:
+        # The rows of a sum lie one after another, because the matrix lacks their dimension.
+        folded, matrix, layout = fold(rows, matrix.unsqueeze(-3))
+        folded = folded.unflatten(-2, (-1, rows.shape[-2]))
+    largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=_LEAST)
+    values = function.apply(folded, matrix, largest[..., None, None], unit)
     if layout is None:
-        return values.squeeze(-1)
+        return values if rows.dim() == 3 else values.reshape(rows.shape[:-2])
     shape, order = layout.shape[:-1], layout.order[:-1]
     values = values if values.shape == shape else values.reshape(shape)
     return values if order == tuple(range(len(order))) else values.permute(order)
@@ -126,39 +134,40 @@ def _moments(rows: Tensor, grad: Tensor) -> Tensor:
 
 
 class _Trace(Function):
-    r"""The sums of m rows each, of rows with shape (*, N, n), under matrices (*, n, n)."""
+    r"""The sums of m rows each, of rows with shape (*, N, m, n), under matrices (*, n, n).
+
+    Products in float32 meet the matrix over its largest entry :math:`c`, which is in their range.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float, m: int) -> Tensor:
-        shifted = matrix.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(_RIDGE * unit + _TINY)
+    def forward(rows: Tensor, matrix: Tensor, largest: Tensor, unit: Tensor | float) -> Tensor:
+        shifted = matrix / largest
+        ridge = _RIDGE / largest.squeeze(-1) * unit + _TINY
+        shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(ridge)
         factor, _ = torch.linalg.cholesky_ex(shifted)
-        outputs = _grouped(rows @ factor.to(rows.dtype), m)
-        return torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).square()
+        outputs = rows.flatten(-3, -2) @ factor.to(rows.dtype)
+        outputs = outputs.unflatten(-2, rows.shape[-3:-1]).flatten(-2)
+        norm = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64)
+        return norm * norm * largest.squeeze(-1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any, int], output: Tensor) -> None:
-        rows, matrix, _, ctx.m = inputs
-        ctx.save_for_backward(rows, matrix)
-        ctx.save_for_forward(rows, matrix)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Any], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        rows, matrix = ctx.saved_tensors
+        rows, matrix, largest = ctx.saved_tensors
+        flat, counts = rows.flatten(-3, -2), rows.shape[-3:-1]
         # In float64, because the square of a number in float32 may be out of the range of float32.
-        weighted = (_grouped(rows, ctx.m) * grad.unsqueeze(-1)).to(rows.dtype)
-        weighted = weighted.reshape(*weighted.shape[:-2], *rows.shape[-2:])
+        weights = (grad * largest.squeeze(-1))[..., None, None]
+        weighted = (rows * weights).to(rows.dtype).flatten(-3, -2)
+        by_rows = (weighted @ (matrix * (2.0 / largest)).to(rows.dtype)).unflatten(-2, counts)
         # The gradient by the matrix is symmetric, as the matrix is.
-        by_matrix = (rows.mT @ weighted).to(matrix.dtype) if ctx.needs_input_grad[1] else None
-        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None, None
-
-
-def _grouped(rows: Tensor, m: int) -> Tensor:
-    # Rows (*, N, n) as (*, N / m, m n).
-    *batch, count, n = rows.shape
-    return rows.reshape(*batch, count // m, m * n)
+        by_matrix = flat.mT @ weighted / largest if ctx.needs_input_grad[1] else None
+        return by_rows, by_matrix, None, None
 
 
 class _DualTrace(_Trace):
@@ -168,8 +177,8 @@ class _DualTrace(_Trace):
     def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
         with forward_mode():
             rows, matrix = (x.double() for x in primals(ctx.saved_tensors))
-            values = _tangent(rows, matrix, by_rows, by_matrix)
-            return values.unflatten(-1, (-1, ctx.m)).sum(-1)
+            by_matrix = None if by_matrix is None else by_matrix.unsqueeze(-3)
+            return _tangent(rows, matrix.unsqueeze(-3), by_rows, by_matrix).sum(-1)
 
 
 def _tangent(
