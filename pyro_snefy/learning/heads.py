@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
@@ -152,9 +153,13 @@ class LocationScale(Head):
         pair = outputs.unflatten(-1, (2, *event)) if event else outputs
         shift, raw = pair.unbind(-1 - len(event))
         # One where the output is zero: a fresh network leaves the scale as it is.
-        stretch = self.floor + softplus(raw + math.log(math.expm1(1 - self.floor)))
+        stretch = softplus(raw + math.log(math.expm1(1 - self.floor)))
         loc, scale = parameters.loc, parameters.scale
-        return parameters._replace(loc=loc + scale * shift, scale=scale * stretch)
+        loc, scale = (
+            torch.addcmul(loc, scale, shift),
+            torch.addcmul(self.floor * scale, scale, stretch),
+        )
+        return parameters._replace(loc=loc, scale=scale)
 
 
 @dataclass(frozen=True)

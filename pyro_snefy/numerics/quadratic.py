@@ -79,8 +79,11 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
         # The rows of a sum lie one after another, because the matrix lacks their dimension.
         folded, matrix, layout = fold(rows, matrix.unsqueeze(-3))
         folded = folded.unflatten(-2, (-1, rows.shape[-2]))
-    largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=_LEAST)
-    values = function.apply(folded, matrix, largest[..., None, None], unit)
+    # The largest entry of a positive semi-definite matrix is on its diagonal.
+    largest = matrix.detach().amax((-2, -1), keepdim=True).clamp(min=_LEAST)
+    exact = isinstance(unit, float) and not unit
+    ridge = _TINY if exact else unit / largest.squeeze(-1) * _RIDGE + _TINY
+    values = function.apply(folded, matrix, largest, ridge)
     if layout is None:
         return values if rows.dim() == 3 else values.reshape(rows.shape[:-2])
     shape, order = layout.shape[:-1], layout.order[:-1]
@@ -142,13 +145,13 @@ class _Trace(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, matrix: Tensor, largest: Tensor, unit: Tensor | float) -> Tensor:
+    def forward(rows: Tensor, matrix: Tensor, largest: Tensor, ridge: Tensor | float) -> Tensor:
+        *_, count, m, n = rows.shape
         shifted = matrix / largest
-        ridge = _RIDGE / largest.squeeze(-1) * unit + _TINY
         shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(ridge)
         factor, _ = torch.linalg.cholesky_ex(shifted)
         outputs = rows.flatten(-3, -2) @ factor.to(rows.dtype)
-        outputs = outputs.unflatten(-2, rows.shape[-3:-1]).flatten(-2)
+        outputs = outputs.reshape(*outputs.shape[:-2], count, m * n)
         norm = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64)
         return norm * norm * largest.squeeze(-1)
 
@@ -160,14 +163,15 @@ class _Trace(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         rows, matrix, largest = ctx.saved_tensors
-        flat, counts = rows.flatten(-3, -2), rows.shape[-3:-1]
+        *_, count, m, n = rows.shape
         # In float64, because the square of a number in float32 may be out of the range of float32.
-        weights = (grad * largest.squeeze(-1))[..., None, None]
-        weighted = (rows * weights).to(rows.dtype).flatten(-3, -2)
-        by_rows = (weighted @ (matrix * (2.0 / largest)).to(rows.dtype)).unflatten(-2, counts)
-        # The gradient by the matrix is symmetric, as the matrix is.
-        by_matrix = flat.mT @ weighted / largest if ctx.needs_input_grad[1] else None
-        return by_rows, by_matrix, None, None
+        weighted = (rows.flatten(-2) * (grad.unsqueeze(-1) * largest)).to(rows.dtype)
+        weighted = weighted.reshape(*weighted.shape[:-2], count * m, n)
+        by_rows = weighted @ (2.0 * matrix / largest).to(rows.dtype)
+        by_matrix = None
+        if ctx.needs_input_grad[1]:  # symmetric, as the matrix is
+            by_matrix = rows.flatten(-3, -2).mT @ weighted / largest
+        return by_rows.reshape(*by_rows.shape[:-2], count, m, n), by_matrix, None, None
 
 
 class _DualTrace(_Trace):
