@@ -2,14 +2,13 @@ r"""Quadratic forms of many rows, :math:`x^\top A x`, with a gradient of two mat
 
 __all__ = ["quadratic", "trace"]
 
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .elementwise import forward_mode, primals
+from .elementwise import Positional, forward_mode, primals
 from .linalg import fold, unfold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
@@ -197,6 +196,5 @@ def _tangent(
     return torch.linalg.vecdot(total, rows)
 
 
-# Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
 for _function in (_Quadratic, _Trace):
-    _function.forward.__signature__ = signature(_function.forward)  # type: ignore[union-attr]
+    _function.forward.__signature__ = Positional(_function.forward)  # type: ignore[union-attr]
