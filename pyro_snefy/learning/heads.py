@@ -116,7 +116,8 @@ class ReadoutHead(Head):
 
     def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
         readout = parameters.readout
-        return parameters._replace(readout=readout + outputs.unflatten(-1, readout.shape))
+        outputs = outputs.reshape(outputs.shape[:-1] + readout.shape)
+        return parameters._replace(readout=readout + outputs)
 
 
 @dataclass(frozen=True)
@@ -154,12 +155,11 @@ class LocationScale(Head):
         shift, raw = pair.unbind(-1 - len(event))
         # One where the output is zero: a fresh network leaves the scale as it is.
         stretch = softplus(raw + math.log(math.expm1(1 - self.floor)))
-        loc, scale = parameters.loc, parameters.scale
-        loc, scale = (
-            torch.addcmul(loc, scale, shift),
-            torch.addcmul(self.floor * scale, scale, stretch),
+        scale = parameters.scale
+        return parameters._replace(
+            loc=torch.addcmul(parameters.loc, scale, shift),
+            scale=torch.addcmul(self.floor * scale, scale, stretch),
         )
-        return parameters._replace(loc=loc, scale=scale)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Readout(Form):
             if not features.bounded:
                 value, log_size = _bounded(value)
             rows = _outputs(value, self.matrix).double()  # (*, m)
-            log_square = safe_log((rows * rows).sum(-1))
+            log_square = safe_log(torch.linalg.vecdot(rows, rows))
             return log_square if log_size is None else torch.add(log_square, log_size, alpha=2.0)
         matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None
