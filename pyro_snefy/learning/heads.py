@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.distributions import transform_to
 from torch.nn.functional import softplus
@@ -154,12 +153,9 @@ class LocationScale(Head):
         pair = outputs.unflatten(-1, (2, *event)) if event else outputs
         shift, raw = pair.unbind(-1 - len(event))
         # One where the output is zero: a fresh network leaves the scale as it is.
-        stretch = softplus(raw + math.log(math.expm1(1 - self.floor)))
-        scale = parameters.scale
-        return parameters._replace(
-            loc=torch.addcmul(parameters.loc, scale, shift),
-            scale=torch.addcmul(self.floor * scale, scale, stretch),
-        )
+        stretch = self.floor + softplus(raw + math.log(math.expm1(1 - self.floor)))
+        loc, scale = parameters.loc, parameters.scale
+        return parameters._replace(loc=loc + scale * shift, scale=scale * stretch)
 
 
 @dataclass(frozen=True)
