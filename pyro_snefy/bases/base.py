@@ -304,11 +304,12 @@ class Base(metaclass=_Brief):
         new = object.__new__(type(self))  # copy.copy is slow
         attributes = new.__dict__
         attributes.update(self.__dict__)
-        batches, event_dim = [Size()], self.event_dim
+        batches, event_dim = [], self.event_dim
         for name, value, field in self._own_tensors():
             rank = field.rank + event_dim if field.per_event else field.rank
             attributes[name] = value = function(value, rank)
-            batches.append(value.shape[: value.dim() - rank])
+            if value.dim() > rank:
+                batches.append(value.shape[: value.dim() - rank])
         for name in self.base_fields:
             child = getattr(self, name)
             several = (child,) if isinstance(child, Base) else child

@@ -381,15 +381,19 @@ class GaussianMixture(BatchedMixture):
         raise NotImplementedError("The weights of a conditional mixture depend on the values.")
 
     def log_density(self, x: Tensor) -> Tensor:
+        return self.log_density_and_statistic(x)[0]
+
+    def log_density_and_statistic(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        statistic = self.statistic(x)
         if not self.is_concentric:
             log_density = self.gaussians.log_density(x.unsqueeze(-1 - self.event_dim))
-            return safe_logsumexp(self.log_weights() + log_density)
+            return safe_logsumexp(self.log_weights() + log_density), statistic
         # The exponents of all components are one matrix product of the squares.
         loc, scale = self._vectors()
-        offset = self.statistic(x) - loc.squeeze(-2)
+        offset = statistic - loc.squeeze(-2)
         constant = self.log_weights() - (scale.log() + LOG_ROOT).sum(-1)
         precision = scale.pow(-2) / -2
-        return safe_logsumexp(affine(offset * offset, precision, constant))
+        return safe_logsumexp(affine(offset * offset, precision, constant)), statistic
 
 
 def _mixed(logits: Tensor, gaussians: Gaussian) -> GaussianMixture:

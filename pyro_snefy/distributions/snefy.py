@@ -276,7 +276,8 @@ class SNEFY(TorchDistribution):
         self, value: Tensor, law: Base, log_numerator: Callable[[Tensor], Tensor]
     ) -> Tensor:
         # The law of all or some coordinates, and their log-density plus log Z inside its support.
-        value = value.to(torch.promote_types(value.dtype, self.weight.dtype))
+        if value.dtype != self.weight.dtype:
+            value = value.to(torch.promote_types(value.dtype, self.weight.dtype))
         inside = law.contains(value)
         # Events outside stand for one inside, so that no gradient is poisoned by them.
         mask = inside[(...,) + (None,) * law.event_dim] if law.event_dim else inside

@@ -79,10 +79,11 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
     assert weight is not None
     if not weight.is_floating_point():
         raise ValueError(f"SNEFY: expected a real floating point weight, got {weight.dtype}.")
+    kind, device = weight.dtype, weight.device
     own = ((name, value) for name, value in arguments.items() if value is not None)
     for name, value in chain(own, ((f"base.{name}", value) for name, value in base.tensors())):
         dtype = value.dtype
-        if dtype == weight.dtype and value.device == weight.device:
+        if dtype == kind and value.device == device:
             continue
         if value.is_complex() and name in ("readout", "gram"):
             if not activation.is_complex:
@@ -91,7 +92,7 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
                     "Cis is the activation for complex ones."
                 )
             dtype = value.real.dtype  # unlike dtype.to_real(), known to torch.compile
-        if dtype != weight.dtype or value.device != weight.device:
+        if dtype != kind or value.device != device:
             raise ValueError(
                 f"SNEFY: expected {name} of dtype {weight.dtype} on {weight.device} like weight, "
                 f"got {value.dtype} on {value.device}."

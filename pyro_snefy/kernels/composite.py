@@ -87,7 +87,7 @@ def _weighted_sum(weights: Tensor, matrices: Tensor) -> Tensor:
         total = torch.mv(flat.mT, weights)
     else:
         total = (weights.unsqueeze(-2) @ flat).squeeze(-2)
-    return total.unflatten(-1, matrices.shape[-2:])
+    return total.reshape(total.shape[:-1] + matrices.shape[-2:])
 
 
 def _gaussian_mixture(activation: Activation, base: GaussianMixture, weight: Tensor) -> Kernel:

@@ -64,9 +64,9 @@ class Kernel:
         # One bias has one matrix, however many forms there are.
         log_scale, matrix = self.matrix(bias)
         features = Features(log_scale, (None,))
-        if form.matrix.dtype == torch.float64:
-            return form.log_trace(features, {(0, 0): matrix}, unit)
-        # Entries of at most one have squares and gradients in the range of float32.
+        if not unit or form.matrix.dtype == torch.float64:
+            return form.log_trace(features, {(0, 0): matrix})
+        # The errors are relative to the largest entry.
         largest = matrix.detach().diagonal(dim1=-2, dim2=-1).amax(-1).clamp(min=_LEAST)
         block = matrix / largest[..., None, None]
         return form.log_trace(features, {(0, 0): block}, unit) + largest.log()

@@ -266,7 +266,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
                 f"ConditionalSNEFY: expected net to give {sum(sizes)} outputs, {sizes} for the "
                 f"heads {self.heads}, got {tuple(outputs.shape)} for {tuple(context.shape)}."
             )
-        for head, piece in zip(self.heads, outputs.split(sizes, dim=-1), strict=True):
+        for head, piece in zip(self.heads, outputs.split_with_sizes(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
         if self.stretches is not None:
             parameters = self.stretches(parameters, self.weight, self.bias)

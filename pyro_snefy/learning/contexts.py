@@ -27,20 +27,20 @@ class ContextModule(nn.Module):
         self.register_buffer("context_loc", torch.zeros(context_dim))
         self.register_buffer("context_scale", torch.ones(context_dim))
 
-    def _check_context(self, context: Tensor) -> None:
-        name, dim = type(self).__name__, len(self.context_loc)
+    def _check_context(self, context: Tensor, loc: Tensor) -> None:
+        name = type(self).__name__
         if not isinstance(context, Tensor):
             raise TypeError(f"{name}: expected context to be a Tensor, got {context!r}.")
-        if context.shape[-1:] != self.context_loc.shape:
+        if context.shape[-1:] != loc.shape:
             raise ValueError(
-                f"{name}: expected context with shape (*, {dim}), got {tuple(context.shape)}."
+                f"{name}: expected context with shape (*, {len(loc)}), got {tuple(context.shape)}."
             )
 
     def _set_context_units(self, context: Data, rows: int) -> Tensor:
         # Returns the contexts as a tensor of the module.
         name, like = type(self).__name__, self.context_loc
         context = as_tensor(name, "context", context, like).to(like)
-        self._check_context(context)
+        self._check_context(context, like)
         if context.shape[:-1] != (rows,) or not context.isfinite().all():
             raise ValueError(
                 f"{name}: expected a finite context with shape {(rows, len(like))}, one row for "
@@ -53,11 +53,12 @@ class ContextModule(nn.Module):
         return context
 
     def _standardized_context(self, context: Tensor) -> Tensor:
-        self._check_context(context)
-        units = (context - self.context_loc) / self.context_scale
-        if units.dtype != self.context_loc.dtype:
+        loc = self.context_loc  # each look at a buffer takes as long as a small operation
+        self._check_context(context, loc)
+        units = (context - loc) / self.context_scale
+        if units.dtype != loc.dtype:
             raise TypeError(
-                f"{type(self).__name__}: expected context with the dtype {self.context_loc.dtype} "
+                f"{type(self).__name__}: expected context with the dtype {loc.dtype} "
                 f"of the module, got {context.dtype}; convert one of them."
             )
         return units

@@ -115,7 +115,8 @@ class ReadoutHead(Head):
 
     def __call__(self, parameters: Parameters, outputs: Tensor) -> Parameters:
         readout = parameters.readout
-        return parameters._replace(readout=readout + outputs.unflatten(-1, readout.shape))
+        outputs = outputs.reshape(outputs.shape[:-1] + readout.shape)
+        return parameters._replace(readout=readout + outputs)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 r"""Elementwise functions that come with formulas for their partial derivatives."""
 
-__all__ = ["elementwise", "forward_mode", "primals"]
+__all__ = ["Positional", "elementwise", "forward_mode", "primals"]
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from inspect import signature
-from typing import Any
+from inspect import Signature, signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,37 @@ from torch.autograd.forward_ad import unpack_dual
 
 Values = Callable[..., tuple[Tensor, ...]]
 Partials = Callable[..., Sequence[tuple[Tensor, ...]]]
+
+
+class Positional(Signature):
+    r"""The signature of a forward pass that is given all of its arguments by position.
+
+    Torch asks for the signature of a forward pass and binds arguments to it at each call, which
+    takes longer than small operations do.
+
+    Arguments:
+        function: The forward pass, which has no keyword arguments and no defaults.
+
+    Example:
+        >>> def forward(x, y):
+        ...     return x + y
+        >>> Positional(forward).bind(1, 2).args
+        (1, 2)
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(list(signature(function).parameters.values()))
+
+    def bind(self, *args: Any, **kwargs: Any) -> "_Bound":  # type: ignore[override]
+        return _Bound(args, kwargs)
+
+
+class _Bound(NamedTuple):
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def apply_defaults(self) -> None:
+        pass
 
 
 @contextmanager
@@ -59,8 +90,7 @@ def elementwise(partials: Partials, saves_values: bool = False) -> Callable[[Val
     """
 
     def decorator(values: Values) -> Values:
-        # Torch asks for the signature of a forward pass at each call, which takes long to find.
-        values.__signature__ = signature(values)  # type: ignore[attr-defined]
+        values.__signature__ = Positional(values)  # type: ignore[attr-defined]
 
         class Plain(Function):
             generate_vmap_rule = True

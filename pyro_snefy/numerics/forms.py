@@ -96,7 +96,7 @@ class Readout(Form):
         log_scale, (value,), *_ = features
         if log_scale is not None and value is not None and log_scale.shape[-1] == 1:
             # One scale for all neurons is a factor of the square.
-            log_square = self.log_square(features._replace(log_scale=None))
+            log_square = self.log_square(Features(None, (value,), None, features.bounded))
             return torch.add(log_square, log_scale.squeeze(-1), alpha=2.0)
         if log_scale is None and self.matrix.dtype != torch.float64:
             # Squares of float32 numbers are float64 numbers: the readout need not be rescaled.
@@ -105,7 +105,7 @@ class Readout(Form):
             if not features.bounded:
                 value, log_size = _bounded(value)
             rows = _outputs(value, self.matrix).double()  # (*, m)
-            log_square = safe_log((rows * rows).sum(-1))
+            log_square = safe_log(torch.linalg.vecdot(rows, rows))
             return log_square if log_size is None else torch.add(log_square, log_size, alpha=2.0)
         matrix, (_, (value,), *_), log_size = self._rescale(features)
         assert value is not None

@@ -2,14 +2,13 @@ r"""Quadratic forms of many rows, :math:`x^\top A x`, with a gradient of two mat
 
 __all__ = ["quadratic", "trace"]
 
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .elementwise import forward_mode, primals
+from .elementwise import Positional, forward_mode, primals
 from .linalg import fold, unfold
 
 # Added to the diagonal of A, in units of its rounding errors over eps. A matrix that is positive
@@ -17,6 +16,8 @@ from .linalg import fold, unfold
 _RIDGE = 1e-12
 # Stands for a zero on the diagonal, whose row is zero. Its root is zero in float32.
 _TINY = 1e-100
+# Stands for zero where numbers are divided by the largest of them.
+_LEAST = 1e-300
 
 
 def quadratic(rows: Tensor, matrix: Tensor) -> Tensor:
@@ -70,11 +71,20 @@ def trace(rows: Tensor, matrix: Tensor, unit: Tensor | float = 0.0) -> Tensor:
     if rows.dtype == torch.float64:
         return quadratic(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3)).sum(-1)
     function = _Trace if torch.compiler.is_compiling() else _DualTrace
-    folded, matrix, layout = fold(rows, matrix if matrix.dim() == 2 else matrix.unsqueeze(-3))
-    # The rows of a sum lie one after another, because the matrix lacks their dimension.
-    values = function.apply(folded, matrix, unit, rows.shape[-2])
+    layout = None
+    if matrix.dim() == 2:
+        folded = rows if rows.dim() == 3 else rows.reshape(-1, *rows.shape[-2:])
+    else:
+        # The rows of a sum lie one after another, because the matrix lacks their dimension.
+        folded, matrix, layout = fold(rows, matrix.unsqueeze(-3))
+        folded = folded.unflatten(-2, (-1, rows.shape[-2]))
+    # The largest entry of a positive semi-definite matrix is on its diagonal.
+    largest = matrix.detach().amax((-2, -1), keepdim=True).clamp(min=_LEAST)
+    exact = isinstance(unit, float) and not unit
+    ridge = _TINY if exact else unit / largest.squeeze(-1) * _RIDGE + _TINY
+    values = function.apply(folded, matrix, largest, ridge)
     if layout is None:
-        return values.squeeze(-1)
+        return values if rows.dim() == 3 else values.reshape(rows.shape[:-2])
     shape, order = layout.shape[:-1], layout.order[:-1]
     values = values if values.shape == shape else values.reshape(shape)
     return values if order == tuple(range(len(order))) else values.permute(order)
@@ -126,39 +136,41 @@ def _moments(rows: Tensor, grad: Tensor) -> Tensor:
 
 
 class _Trace(Function):
-    r"""The sums of m rows each, of rows with shape (*, N, n), under matrices (*, n, n)."""
+    r"""The sums of m rows each, of rows with shape (*, N, m, n), under matrices (*, n, n).
+
+    Products in float32 meet the matrix over its largest entry :math:`c`, which is in their range.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(rows: Tensor, matrix: Tensor, unit: Tensor | float, m: int) -> Tensor:
-        shifted = matrix.clone()
-        shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(_RIDGE * unit + _TINY)
+    def forward(rows: Tensor, matrix: Tensor, largest: Tensor, ridge: Tensor | float) -> Tensor:
+        *_, count, m, n = rows.shape
+        shifted = matrix / largest
+        shifted.diagonal(dim1=-2, dim2=-1).mul_(1 + _RIDGE).add_(ridge)
         factor, _ = torch.linalg.cholesky_ex(shifted)
-        outputs = _grouped(rows @ factor.to(rows.dtype), m)
-        return torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64).square()
+        outputs = rows.flatten(-3, -2) @ factor.to(rows.dtype)
+        outputs = outputs.reshape(*outputs.shape[:-2], count, m * n)
+        norm = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float64)
+        return norm * norm * largest.squeeze(-1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Any, int], output: Tensor) -> None:
-        rows, matrix, _, ctx.m = inputs
-        ctx.save_for_backward(rows, matrix)
-        ctx.save_for_forward(rows, matrix)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Any], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:3])
+        ctx.save_for_forward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        rows, matrix = ctx.saved_tensors
+        rows, matrix, largest = ctx.saved_tensors
+        *_, count, m, n = rows.shape
         # In float64, because the square of a number in float32 may be out of the range of float32.
-        weighted = (_grouped(rows, ctx.m) * grad.unsqueeze(-1)).to(rows.dtype)
-        weighted = weighted.reshape(*weighted.shape[:-2], *rows.shape[-2:])
-        # The gradient by the matrix is symmetric, as the matrix is.
-        by_matrix = (rows.mT @ weighted).to(matrix.dtype) if ctx.needs_input_grad[1] else None
-        return weighted @ (2.0 * matrix).to(rows.dtype), by_matrix, None, None
-
-
-def _grouped(rows: Tensor, m: int) -> Tensor:
-    # Rows (*, N, n) as (*, N / m, m n).
-    *batch, count, n = rows.shape
-    return rows.reshape(*batch, count // m, m * n)
+        weighted = (rows.flatten(-2) * (grad.unsqueeze(-1) * largest)).to(rows.dtype)
+        weighted = weighted.reshape(*weighted.shape[:-2], count * m, n)
+        by_rows = weighted @ (2.0 * matrix / largest).to(rows.dtype)
+        by_matrix = None
+        if ctx.needs_input_grad[1]:  # symmetric, as the matrix is
+            by_matrix = rows.flatten(-3, -2).mT @ weighted / largest
+        return by_rows.reshape(*by_rows.shape[:-2], count, m, n), by_matrix, None, None
 
 
 class _DualTrace(_Trace):
@@ -168,8 +180,8 @@ class _DualTrace(_Trace):
     def jvp(ctx: Any, by_rows: Tensor | None, by_matrix: Tensor | None, *_: None) -> Tensor:
         with forward_mode():
             rows, matrix = (x.double() for x in primals(ctx.saved_tensors))
-            values = _tangent(rows, matrix, by_rows, by_matrix)
-            return values.unflatten(-1, (-1, ctx.m)).sum(-1)
+            by_matrix = None if by_matrix is None else by_matrix.unsqueeze(-3)
+            return _tangent(rows, matrix.unsqueeze(-3), by_rows, by_matrix).sum(-1)
 
 
 def _tangent(
@@ -184,6 +196,5 @@ def _tangent(
     return torch.linalg.vecdot(total, rows)
 
 
-# Torch asks for the signature of a forward pass at each call, which takes longer than the rest.
 for _function in (_Quadratic, _Trace):
-    _function.forward.__signature__ = signature(_function.forward)  # type: ignore[union-attr]
+    _function.forward.__signature__ = Positional(_function.forward)  # type: ignore[union-attr]
