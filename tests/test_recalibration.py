@@ -19,7 +19,7 @@ from pyro_snefy.learning.stretches import Stretches
 
 def _likelihood(d: int | tuple[()] = (), dtype: torch.dtype = torch.float64) -> ConditionalSNEFY:
     """Two modes, which neither have the place nor the width of the base."""
-    likelihood = conditional_snefy(d, context_dim=1, hidden_dims=(8,)).to(dtype)
+    likelihood = conditional_snefy(d, context_dim=1, hidden_dim=32, hidden_dims=(8,)).to(dtype)
     with torch.no_grad():
         likelihood.readout.zero_()
         likelihood.readout[0, 8], likelihood.readout[1, 24] = 1.0, 2.0

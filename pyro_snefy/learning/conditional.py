@@ -25,7 +25,7 @@ from ..constraints import REALS
 from ..distributions.snefy import SNEFY
 from ..kernels import closed_form
 from .contexts import ContextModule
-from .defaults import AsinhNet, bump_basis, heavy_tailed, start_near_base_
+from .defaults import OBLIQUE, AsinhNet, along, bump_basis, heavy_tailed, start_near_base_
 from .exposure import check_exposure, check_exposures, exposed, fit_exposed
 from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
@@ -42,9 +42,8 @@ from .statistics import spread
 from .stretches import Stretches, best_stretches
 from .units import location_scale, to_data_units
 
-# Inverse widths of bumps: along a line, where the width is 1.4 times the distance of the centres,
-# and along random directions, where narrow bumps would leave gaps.
-_ALONG, _OBLIQUE = 3.5, 2.0
+# Dropout of the default network, times the number of rows. Laws of vectors have more outputs.
+_DROPPED_SCALARS, _DROPPED_VECTORS = 20.0, 450.0
 # Factors of the width of bumps that a recalibration tries: steps of 10 %, up to 2.5 times.
 _FACTORS = tuple(math.exp(0.1 * k) for k in range(-9, 10) if k)
 
@@ -130,8 +129,8 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
     def reset_parameters(self) -> None:
         """Draws new weights, biases and readouts. The network stays as it is."""
         if not self.learn_neurons:
-            precision = _ALONG if self.weight.shape[-1] == 1 else _OBLIQUE
-            weight, bias = bump_basis(self.weight, precision)
+            n, d = self.weight.shape
+            weight, bias = bump_basis(self.weight, along(n) if d == 1 else OBLIQUE)
             self.weight.copy_(weight)
             self.bias.copy_(bias)
             start_near_base_(self.readout)
@@ -396,8 +395,8 @@ def conditional_snefy(
             activation is ``Bump``, ``Cos``, ``Sin`` or ``Cis``, and is a standard normal law
             otherwise.
         context_dim: The length of a context.
-        hidden_dim: The number :math:`n` of neurons. If None: 32, and 64 where bumps stand along
-            random directions, which is the default on real vectors.
+        hidden_dim: The number :math:`n` of neurons. If None: 20 where they are bumps on a line,
+            64 where they are bumps along random directions, and 32 elsewhere.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
             zero wherever the output of the family's network crosses zero.
         activation: The activation :math:`\sigma`. If None: ``Bump`` on normal laws and their
@@ -432,7 +431,7 @@ def conditional_snefy(
     base = heavy_tailed(base) if chosen else base
     basis = basis and isinstance(activation, Bump)
     if hidden_dim is None:
-        hidden_dim = 64 if basis and base.event_dim else 32
+        hidden_dim = (64 if base.event_dim else 20) if basis else 32
     if basis:
         heads = (LocationScale(), ReadoutHead())
     elif heads is None:
@@ -447,7 +446,8 @@ def conditional_snefy(
         bias, readout = torch.empty(hidden_dim), torch.empty(readout_dim, hidden_dim)
         parameters = Parameters(event, event, bias, readout, base)
         outputs = sum(head.size(parameters) for head in heads)
-        net = AsinhNet([context_dim, *hidden_dims, outputs])
+        dropped = _DROPPED_VECTORS if base.event_dim else _DROPPED_SCALARS
+        net = AsinhNet([context_dim, *hidden_dims, outputs], dropped)
     return ConditionalSNEFY(
         base,
         context_dim,

@@ -1,6 +1,6 @@
 r"""What default likelihoods are made of: a base with heavy tails, a basis of bumps, a network."""
 
-__all__ = ["AsinhNet", "bump_basis", "heavy_tailed", "start_near_base_"]
+__all__ = ["OBLIQUE", "AsinhNet", "along", "bump_basis", "heavy_tailed", "start_near_base_"]
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,9 +24,20 @@ def heavy_tailed(base: Base) -> GaussianMixture:
 
 
 _REACH = 3.0  # the outermost centre of the bumps of a basis
+# Inverse widths of bumps: along random directions, where narrow ones would leave gaps, and the most
+# along a line.
+OBLIQUE, _SHARPEST = 2.0, 3.5
 
 
-def bump_basis(like: Tensor, precision: float = 2.0) -> tuple[Tensor, Tensor]:
+def along(count: int) -> float:
+    """The inverse width of the bumps of so many neurons along a line.
+
+    Bumps are as wide as their centres are apart, and no narrower than 1 / 3.5.
+    """
+    return min(_SHARPEST, max(count - 2, 1) / (2 * _REACH))
+
+
+def bump_basis(like: Tensor, precision: float = OBLIQUE) -> tuple[Tensor, Tensor]:
     r"""Weights and biases of a constant neuron and of bumps along a line.
 
     .. math:: 1, \quad e^{-w^2 (a_i \cdot u - c_i)^2 / 2}, \ldots
@@ -61,13 +72,17 @@ class AsinhNet(nn.Module):
     few rows, a smooth function is nearer to the truth than one with kinks.
 
     In training, a share ``dropout`` of the hidden outputs is zero in each step, and the others are
-    larger for it. The share is zero but in :func:`~pyro_snefy.fit`, so that a density is a number
-    and no draw wherever else a module is in the mode of training.
+    larger for it (Srivastava et al., 2014). The share is zero but in :func:`~pyro_snefy.fit`, so
+    that a density is a number and no draw wherever else a module is in the mode of training.
+
+    Arguments:
+        sizes: The numbers of inputs, of hidden outputs, and of outputs.
+        dropped: The dropout of a fit to :math:`N` rows is this number over :math:`N`, at most 0.1.
     """
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes: Sequence[int], dropped: float = 20.0) -> None:
         super().__init__()
-        self.dropout = 0.0
+        self.dropout, self.dropped = 0.0, dropped
         self.layers = nn.ModuleList(nn.Linear(size, after) for size, after in pairwise(sizes))
         # Small outputs: the family starts out nearly the same for every context.
         last_weight, last_bias = self.layers[-1].parameters()

@@ -37,9 +37,7 @@ _WARM_UP = 0.02
 # The largest norm of the gradient of a mean log-likelihood. Longer gradients are scaled to this
 # norm, so that one outlier cannot move the parameters far.
 _CLIP = 10.0
-# Few rows do not determine a network. From N rows, it learns with a dropout of 20 / N, at most 0.1
-# (Srivastava et al., 2014).
-_DROPPED, _DROPOUT = 20.0, 0.1
+_DROPOUT = 0.1  # the most of it: few rows do not determine a network
 _FAR = 10.0  # nats per coordinate above a normal law: a start that should have seen the data
 
 
@@ -111,10 +109,11 @@ def fit(
     scaled down to 10. However the fit ends, the module has the parameters of its best epoch, or
     the parameters that it started from if no epoch is better. The default network of
     :func:`~pyro_snefy.conditional_snefy` learns from :math:`N` rows with a dropout of
-    :math:`\min(0.1, 20 / N)`, and its bumps then get the width at which the validation rows are
-    most likely, see :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`. A family without a
-    context gets the most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation
-    rows are more likely with it.
+    :math:`\min(0.1, 20 / N)`, or :math:`\min(0.1, 450 / N)` for vectors, and its densities then get
+    the widths at which the validation rows are most likely, see
+    :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`. A family without a context gets the
+    most likely readout, see :func:`~pyro_snefy.fit_readout`, if the validation rows are more likely
+    with it.
 
     A module may state its own defaults: its attribute ``fit_defaults`` is then a
     :class:`~pyro_snefy.learning.FitDefaults`.
@@ -463,7 +462,7 @@ def _dropout(module: nn.Module, count: int) -> Iterator[None]:
     """The default networks in a module learn from so many rows for a while, 0 if not known."""
     nets = [part for part in module.modules() if isinstance(part, AsinhNet)]
     for net in nets:
-        net.dropout = min(_DROPOUT, _DROPPED / count) if count else 0.0
+        net.dropout = min(_DROPOUT, net.dropped / count) if count else 0.0
     try:
         yield
     finally:

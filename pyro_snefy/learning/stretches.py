@@ -20,7 +20,7 @@ _POWER = 3.0
 # The least ratio of both factors: closer ones are one factor, and bumps that are hardly wider are
 # no smooth sums of bumps.
 _LEAST = 1.1
-# The largest logarithm of a factor. With the default basis none is above 83.
+# The largest logarithm of a factor. With the default basis none is above 61.
 _LARGEST = 300.0
 # A prior of log a, log(b / a - 1.1) and log(α / (1 - α)): means and standard deviations.
 _USUAL, _SPREAD = np.array([math.log(0.75), math.log(0.6), 0.0]), np.array([0.3, 0.3, 0.5])
@@ -59,7 +59,7 @@ class Stretches:
         >>> likelihood = conditional_snefy((), context_dim=1)
         >>> likelihood.stretches = Stretches(0.7, 1.5, 0.6)
         >>> likelihood(torch.zeros(1)).readout.shape
-        torch.Size([8, 32])
+        torch.Size([8, 20])
     """
 
     near: float

@@ -374,6 +374,10 @@ def outliers(models: list[str]) -> None:
     train_peer(student, train)
     with torch.no_grad():
         found["Student t"] = {"nll": -student.log_prob(test[1], test[0])}
+    x, y = test[0].squeeze(-1), test[1]
+    near = torch.distributions.Normal((2 * x).sin(), 0.1 + 0.15 * x.abs()).log_prob(y)
+    far = torch.distributions.StudentT(1.5, 0.0, 20.0).log_prob(y)
+    found["truth"] = {"nll": -torch.logaddexp(math.log(0.95) + near, math.log(0.05) + far)}
     _report(found)
 
 
