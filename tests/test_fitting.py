@@ -306,11 +306,15 @@ def test_conditional_family_with_missing_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "dropout"), [(100, 0.1), (500, 0.04)], ids=["the most", "in inverse proportion"]
+    ("event", "rows", "dropout"),
+    [((), 100, 0.1), ((), 500, 0.04), (2, 1000, 0.1), (2, 6000, 0.075)],
+    ids=["the most", "in inverse proportion", "the most for vectors", "vectors"],
 )
-def test_dropout_is_on_while_a_fit_lasts_alone(rows: int, dropout: float) -> None:
-    context, x = torch.randn(rows, 2), torch.randn(rows)
-    likelihood = conditional_snefy((), 2, hidden_dims=(16,)).initialize(x, context)
+def test_dropout_is_on_while_a_fit_lasts_alone(
+    event: int | tuple[()], rows: int, dropout: float
+) -> None:
+    context, x = torch.randn(rows, 2), torch.randn((rows, event) if event else (rows,))
+    likelihood = conditional_snefy(event, 2, hidden_dims=(16,)).initialize(x, context)
     net, steps = likelihood.net, []
 
     def note(_: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> None:
@@ -324,7 +328,7 @@ def test_dropout_is_on_while_a_fit_lasts_alone(rows: int, dropout: float) -> Non
     assert steps
     for rate, size, drawn in steps:
         assert rate == pytest.approx(dropout)
-        assert size <= 64
+        assert size <= min(max(64, rows // 16), 128)
         assert drawn
     likelihood.train()
     torch.testing.assert_close(net(context), net(context), rtol=0, atol=0)

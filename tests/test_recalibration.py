@@ -90,6 +90,32 @@ def test_the_stretches_of_a_known_law_are_found(truth: Stretches, dtype: torch.d
     assert score() <= start
 
 
+def test_few_rows_leave_usual_stretches() -> None:
+    """The score of a narrow law, as if it were of four rows, or of 4,000."""
+    pyro.set_rng_seed(1)
+    context = torch.zeros(4000, 1, dtype=torch.float64)
+    likelihood = _likelihood()
+    likelihood.stretches = Stretches(0.3, 0.4, 0.5)
+    with torch.no_grad():
+        x = likelihood(context[0]).sample((4000,))
+    near = []
+    for rows in (4, 4000):
+        likelihood.stretches = None
+        likelihood.recalibrate(lambda: -likelihood(context).log_prob(x).mean().item(), rows)
+        assert likelihood.stretches is not None
+        near.append(likelihood.stretches.near)
+    assert 0.75 > near[0] > near[1]
+
+
+@pytest.mark.parametrize("hidden_dim", [1, 2, 3])
+def test_a_basis_without_a_line_of_bumps_stays(hidden_dim: int) -> None:
+    likelihood = conditional_snefy((), 1, hidden_dim=hidden_dim, hidden_dims=(8,))
+    context = torch.zeros(10, 1)
+    likelihood.recalibrate(lambda: -likelihood(context).log_prob(context[:, 0]).mean().item())
+    assert likelihood.stretches is None
+    assert likelihood(context).log_prob(context[:, 0]).isfinite().all()
+
+
 def test_neurons_that_are_learnt_stay() -> None:
     likelihood = conditional_snefy((), 1, activation=Cos())
     before = copy.deepcopy(likelihood.state_dict())

@@ -385,7 +385,8 @@ def conditional_snefy(
     is: a constant, and bumps :math:`e^{-w^2 (u - c_i)^2 / 2}` with equally spaced centres. Far from
     the centres the density is the base, so that outliers have no say in the shape. The network
     emits location, scale and readout, and one kernel serves all contexts.
-    :func:`~pyro_snefy.fit` ends with the width of the bumps that its validation rows prefer.
+    :func:`~pyro_snefy.fit` ends with the widths of the densities that its validation rows prefer,
+    see :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`.
     ``python -m tests.perf.regression`` compares it with a mixture density network and a spline
     flow.
 

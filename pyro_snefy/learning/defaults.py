@@ -55,7 +55,7 @@ def bump_basis(like: Tensor, precision: float = OBLIQUE) -> tuple[Tensor, Tensor
     else:
         direction = nn.functional.normalize(torch.randn_like(like[1:]), dim=-1)
     weight = torch.cat([torch.zeros_like(like[:1]), precision * direction])
-    return weight, torch.cat([torch.zeros_like(centre[:1]), -precision * centre])
+    return weight, torch.cat([torch.zeros_like(like[0, :1]), -precision * centre])
 
 
 def start_near_base_(readout: Tensor) -> None:
