@@ -421,7 +421,7 @@ def main() -> None:
     elif arguments.what == "standard":
         standard(arguments.data, arguments.names or STANDARD, arguments.splits or 20)
     elif arguments.what == "planes":
-        planes(arguments.models, arguments.data, arguments.splits or 3)
+        planes(arguments.models, arguments.data, arguments.splits or 10)
     elif arguments.what == "visits":
         visits(arguments.splits or 5)
     else:
