@@ -2,7 +2,6 @@
 
 import copy
 import math
-import operator
 from pathlib import Path
 
 import pyro
@@ -122,8 +121,7 @@ def test_neurons_that_are_learnt_stay() -> None:
     likelihood.recalibrate(lambda: likelihood.weight.abs().sum().item())
     assert likelihood.stretches is None
     for name, value in likelihood.state_dict().items():
-        same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
-        assert same(value, before[name]), name
+        assert torch.equal(value, before[name]), name
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -201,8 +199,7 @@ def test_a_fit_that_goes_on_ends_the_same(tmp_path: Path) -> None:
     fitted(tmp_path / "fit.pt", 2)
     for _ in range(2):  # from the break, and from the end
         for name, value in fitted(tmp_path / "fit.pt", None).state_dict().items():
-            same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
-            assert same(value, whole[name]), name
+            assert torch.equal(value, whole[name]), name
 
 
 def test_loaders_weights_and_gaps() -> None:

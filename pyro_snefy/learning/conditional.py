@@ -283,13 +283,14 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
         # Heads may leave every parameter as it is.
         return family if family.batch_shape == shape else family.expand(shape)
 
-    def get_extra_state(self) -> tuple[float, ...] | None:
-        """What a recalibration has found, for ``state_dict``."""
-        return None if self.stretches is None else astuple(self.stretches)
+    def get_extra_state(self) -> Tensor:
+        """What a recalibration has found, for ``state_dict``: no numbers where there was none."""
+        found = () if self.stretches is None else astuple(self.stretches)
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
-    def set_extra_state(self, state: tuple[float, ...] | None) -> None:
+    def set_extra_state(self, state: Tensor) -> None:
         """Takes what :meth:`get_extra_state` returned."""
-        self.stretches = None if state is None else Stretches(*state)
+        self.stretches = Stretches(*state.tolist()) if len(state) else None
 
     def extra_repr(self) -> str:
         m, n = self.readout.shape
