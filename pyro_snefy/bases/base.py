@@ -153,7 +153,6 @@ class Partial(NamedTuple):
 # What users need of any base. The rest is what the library asks of it.
 _USED = {
     "conditional",
-    "event_dim",
     "is_discrete",
     "log_density",
     "map",
@@ -227,7 +226,7 @@ class Base(metaclass=_Brief):
         validate_args: bool | None = None,
     ) -> None:
         self.batch_shape, self.event_shape = Size(batch_shape), Size(event_shape)
-        self.num_statistics = num_statistics
+        self.event_dim, self.num_statistics = len(event_shape), num_statistics
         if Distribution._validate_args if validate_args is None else validate_args:
             self._validate()
 
@@ -238,11 +237,6 @@ class Base(metaclass=_Brief):
                     f"{type(self).__name__}: expected {name} to be finite and to satisfy "
                     f"{field.constraint}, got {value}."
                 )
-
-    @property
-    def event_dim(self) -> int:
-        """The number of dimensions of an event."""
-        return len(self.event_shape)
 
     @property
     def support(self) -> Any:
@@ -276,6 +270,8 @@ class Base(metaclass=_Brief):
 
     def parts(self) -> tuple["Base", ...]:
         """The bases that need a closed form: this one, and the bases inside it."""
+        if not self.base_fields:
+            return (self,)
         return (self, *(part for _, base in self._children() for part in base.parts()))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -283,6 +279,15 @@ class Base(metaclass=_Brief):
         yield from ((name, value) for name, value, _ in self._own_tensors())
         for prefix, base in self._children():
             yield from ((f"{prefix}.{name}", value) for name, value in base.tensors())
+
+    def values(self) -> list[Tensor]:
+        """The tensors of :meth:`tensors`, without their names."""
+        own = [getattr(self, name) for name in self.tensor_fields]
+        found = [value for value in own if value is not None]
+        if self.base_fields:
+            for _, base in self._children():
+                found += base.values()
+        return found
 
     def tensor_constraints(self) -> Iterator[Any]:
         """The constraints of :meth:`tensors`, in their order; None for a tensor that is fixed."""
@@ -305,7 +310,9 @@ class Base(metaclass=_Brief):
         attributes = new.__dict__
         attributes.update(self.__dict__)
         batches, event_dim = [], self.event_dim
-        for name, value, field in self._own_tensors():
+        for name, field in self.tensor_fields.items():
+            if (value := getattr(self, name)) is None:
+                continue
             rank = field.rank + event_dim if field.per_event else field.rank
             attributes[name] = value = function(value, rank)
             if value.dim() > rank:

@@ -80,11 +80,21 @@ def check_types(arguments: Mapping[str, Tensor | None], activation: Activation, 
     if not weight.is_floating_point():
         raise ValueError(f"SNEFY: expected a real floating point weight, got {weight.dtype}.")
     kind, device = weight.dtype, weight.device
+    for value in (*arguments.values(), *base.values()):
+        if not (value is None or (value.dtype == kind and value.device == device)):
+            _check_each_type(arguments, activation, base)
+            return
+
+
+def _check_each_type(
+    arguments: Mapping[str, Tensor | None], activation: Activation, base: Base
+) -> None:
+    weight = arguments["weight"]
+    assert weight is not None
+    kind, device = weight.dtype, weight.device
     own = ((name, value) for name, value in arguments.items() if value is not None)
     for name, value in chain(own, ((f"base.{name}", value) for name, value in base.tensors())):
         dtype = value.dtype
-        if dtype == kind and value.device == device:
-            continue
         if value.is_complex() and name in ("readout", "gram"):
             if not activation.is_complex:
                 raise ValueError(

@@ -87,7 +87,11 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         >>> closed_form(ReLU(), UniformSphere(3), bias=True)
         False
     """
-    return all(_has_entry(type(activation), type(part), bias) for part in base.parts())
+    kind = type(activation)
+    for part in base.parts():
+        if not _has_entry(kind, type(part), bias):
+            return False
+    return True
 
 
 def _has_entry(activation: type[Activation], base: type[Base], bias: bool) -> bool:

@@ -27,8 +27,13 @@ def broadcast_shapes(*shapes: Size) -> Size:
     largest = Size()
     for shape in shapes:  # torch.compile knows no max with a key
         largest = shape if len(shape) > len(largest) else largest
-    if all(shape == largest or not shape for shape in shapes):
-        return largest
+    for shape in shapes:
+        if shape and shape != largest:
+            return _broadcast(largest, shapes)
+    return largest  # as nearly always
+
+
+def _broadcast(largest: Size, shapes: Sequence[Size]) -> Size:
     lengths = list(largest)
     for shape in shapes:
         start = len(lengths) - len(shape)
