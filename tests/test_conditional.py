@@ -22,6 +22,7 @@ from pyro_snefy.bases import (
     Gaussian,
     GaussianMixture,
     Geometric,
+    NegativeBinomial,
     NormalFamily,
     PoissonFamily,
     UniformBox,
@@ -275,6 +276,31 @@ def test_weights_under_constraints(base: Base, truth: dist.TorchDistribution) ->
     nn.init.normal_(model.raw_weight, std=2.0)
     law = model(context)
     assert law.arg_constraints["weight"].check(law.weight).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("base", "exposure"),
+    [(Geometric(0.4), None), (NegativeBinomial(3.0, 0.4), None), (NegativeBinomial(3.0, 0.4), 1)],
+)
+def test_weights_on_bases_that_a_head_moves(
+    base: Base, exposure: int | None, dtype: torch.dtype
+) -> None:
+    """Each context allows other weights: the sum over all counts is one for every context."""
+    model = conditional_snefy(base, 2, 8, 4, Exp(0.5), exposure=exposure).to(dtype)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    for parameter in model.net.layers[-1].parameters():
+        nn.init.normal_(parameter, std=0.05)
+    context = 1 + torch.rand(20, 2, dtype=dtype)
+    with pyro.validation_enabled():
+        law = model(context)
+    bounds = law.arg_constraints["weight"]
+    assert law.weight.shape == (20, 8, 1)
+    assert bounds.check(law.weight).all()
+    # Far beyond the counts with any mass, so that no more than rounding is left out.
+    total = law.log_prob(torch.arange(100_000, dtype=dtype).unsqueeze(-1)).logsumexp(0)
+    torch.testing.assert_close(total, torch.zeros_like(total), atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ F64 = torch.float64
 def _likelihood(seed: int = 0, dtype: torch.dtype = F64) -> ConditionalSNEFY:
     """Two modes of different size, whose places and shapes depend on the context."""
     torch.manual_seed(seed)
-    likelihood = conditional_snefy((), context_dim=2, hidden_dim=32, hidden_dims=(8,))
+    likelihood = conditional_snefy((), 2, hidden_dim=32, readout_dim=4, hidden_dims=(8,))
     with torch.no_grad():
         likelihood.readout.mul_(0.1)
         likelihood.readout[0, 12] += 1.0

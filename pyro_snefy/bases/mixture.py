@@ -393,7 +393,9 @@ class GaussianMixture(BatchedMixture):
         # The exponents of all components are one matrix product of the squares.
         loc, scale = self._vectors()
         offset = statistic - loc.squeeze(-2)
-        constant = self.log_weights() - (scale.log() + LOG_ROOT).sum(-1)
+        log_root = scale.log() + LOG_ROOT
+        log_root = log_root.sum(-1) if self.event_dim else log_root.squeeze(-1)
+        constant = self.log_weights() - log_root
         precision = scale.pow(-2) / -2
         return safe_logsumexp(affine(offset * offset, precision, constant)), statistic
 

@@ -31,8 +31,8 @@ class _Estimator(BaseEstimator):
 
     def __init__(
         self,
-        hidden_dim: int = 50,
-        readout_dim: int = 4,
+        hidden_dim: Any = 50,
+        readout_dim: Any = 4,
         max_epochs: int | None = None,
         batch_size: int | None = None,
         lr: float | None = None,
@@ -65,7 +65,7 @@ class DensityRegressor(RegressorMixin, _Estimator):
 
     This is :func:`~pyro_snefy.conditional_snefy` on the reals, fitted by :func:`~pyro_snefy.fit`.
     After :meth:`fit`, the module is the attribute ``module_``, and the history of its fit is
-    ``history_``. None stands for the default of :func:`~pyro_snefy.fit`.
+    ``history_``. None stands for the default of these functions.
 
     Arguments:
         hidden_dim: The number :math:`n` of neurons of the family.
@@ -89,8 +89,8 @@ class DensityRegressor(RegressorMixin, _Estimator):
 
     def __init__(
         self,
-        hidden_dim: int = 32,
-        readout_dim: int = 4,
+        hidden_dim: int | None = None,
+        readout_dim: int | None = None,
         hidden_dims: Sequence[int] = (128, 128),
         max_epochs: int | None = None,
         batch_size: int | None = None,

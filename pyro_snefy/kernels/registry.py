@@ -87,11 +87,7 @@ def closed_form(activation: Activation, base: Base, bias: bool) -> bool:
         >>> closed_form(ReLU(), UniformSphere(3), bias=True)
         False
     """
-    kind = type(activation)
-    for part in base.parts():
-        if not _has_entry(kind, type(part), bias):
-            return False
-    return True
+    return all(_has_entry(type(activation), type(part), bias) for part in base.parts())
 
 
 def _has_entry(activation: type[Activation], base: type[Base], bias: bool) -> bool:

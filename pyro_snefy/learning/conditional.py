@@ -258,7 +258,8 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
                 f"heads in its last dimension, got {type(outputs).__name__}."
             )
         outputs = outputs.to(inputs.dtype)  # torch.autocast makes networks emit half precision
-        parameters = Parameters(self.loc, self.scale, self.bias, self.readout, self.base())
+        own = self.base()
+        parameters = Parameters(self.loc, self.scale, self.bias, self.readout, own)
         sizes = [head.size(parameters) for head in self.heads]
         if outputs.shape != (*context.shape[:-1], sum(sizes)):
             raise ValueError(
@@ -272,7 +273,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
         base = parameters.base
         if self.exposure is not None:
             base = exposed(base, context[..., self.exposure])
-        weight: Tensor = self.weight
+        weight = self.weight if base is own else self._weight_on(base)
         bias = parameters.bias
         if base.support in REALS:
             base = Standardized(base, parameters.loc, parameters.scale, validate_args=False)
@@ -363,7 +364,7 @@ def conditional_snefy(
     base_or_dim: Base | int | tuple[()],
     context_dim: int,
     hidden_dim: int | None = None,
-    readout_dim: int = 4,
+    readout_dim: int | None = None,
     activation: Activation | None = None,
     hidden_dims: Sequence[int] = (128, 128),
     net: nn.Module | None = None,
@@ -397,10 +398,11 @@ def conditional_snefy(
             activation is ``Bump``, ``Cos``, ``Sin`` or ``Cis``, and is a standard normal law
             otherwise.
         context_dim: The length of a context.
-        hidden_dim: The number :math:`n` of neurons. If None: 20 where they are bumps on a line,
+        hidden_dim: The number :math:`n` of neurons. If None: 18 where they are bumps on a line,
             64 where they are bumps along random directions, and 32 elsewhere.
         readout_dim: The number :math:`m` of rows of the readout. With one row, the density is
-            zero wherever the output of the family's network crosses zero.
+            zero wherever the output of the family's network crosses zero. If None: 3 where neurons
+            are bumps on a line, and 4 elsewhere.
         activation: The activation :math:`\sigma`. If None: ``Bump`` on normal laws and their
             mixtures where neither ``net`` nor ``heads`` are given, and ``Cos`` elsewhere.
         hidden_dims: The sizes of the hidden layers of the default network, ``()`` for none. This
@@ -433,7 +435,9 @@ def conditional_snefy(
     base = heavy_tailed(base) if chosen else base
     basis = basis and isinstance(activation, Bump)
     if hidden_dim is None:
-        hidden_dim = (64 if base.event_dim else 20) if basis else 32
+        hidden_dim = (64 if base.event_dim else 18) if basis else 32
+    if readout_dim is None:
+        readout_dim = 3 if basis and not base.event_dim else 4
     if basis:
         heads = (LocationScale(), ReadoutHead())
     elif heads is None:

@@ -96,6 +96,16 @@ class FamilyModule(ConstrainedModule):
     def _raw_weight(self) -> Tensor:
         return self.raw_weight if "weight" in self._constraints else self.weight
 
+    def _weight_on(self, base: Base) -> Tensor:
+        r"""The weights :math:`T'(T^{-1}(W))` of a family on a base that a head has moved.
+
+        :math:`T` and :math:`T'` map the reals to the weights that this base and that one allow.
+        """
+        if "weight" not in self._constraints:
+            return self.weight
+        moved = transform_to(base.weight_constraint(self.activation))
+        return moved(self.transform("weight").inv(self.weight))
+
     def _random_members(self) -> Tensor:
         # Natural parameters η = 2 s w of an exponential family with the activation exp(s z).
         assert isinstance(self.activation, Exp)

@@ -24,7 +24,8 @@ _LEAST = 1.1
 _LARGEST = 300.0
 # A prior of log a, log(b / a - 1.1) and log(α / (1 - α)): means and standard deviations.
 _USUAL, _SPREAD = np.array([math.log(0.75), math.log(0.6), 0.0]), np.array([0.3, 0.3, 0.5])
-_TRIALS = 80  # evaluations of the score
+# Where a search may start, as steps from the mean of log a, and how often it evaluates the score.
+_STARTS, _TRIALS = (-1.0, -0.5, 0.0, 0.5), 80
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Stretches:
         >>> likelihood = conditional_snefy((), context_dim=1)
         >>> likelihood.stretches = Stretches(0.7, 1.5, 0.6)
         >>> likelihood(torch.zeros(1)).readout.shape
-        torch.Size([8, 20])
+        torch.Size([6, 18])
     """
 
     near: float
@@ -154,7 +155,9 @@ def best_stretches(
     def penalised(place: np.ndarray) -> float:
         return score(trial(place)) + 0.5 * float(np.square((place - _USUAL) / _SPREAD).sum()) / rows
 
-    simplex = _USUAL + np.array([[0, 0, 0], [-0.3, 0, 0], [0, 0.5, 0], [0, 0, 0.7]])
+    starts = [_USUAL + np.array([step, 0, 0]) for step in _STARTS]
+    start = min(starts, key=penalised)  # from afar, a search may end where it need not
+    simplex = start + np.array([[0, 0, 0], [-0.3, 0, 0], [0, 0.5, 0], [0, 0, 0.7]])
     options = {"maxfev": _TRIALS, "initial_simplex": simplex}
-    found = trial(minimize(penalised, _USUAL, method="Nelder-Mead", options=options).x)
+    found = trial(minimize(penalised, start, method="Nelder-Mead", options=options).x)
     return found if score(found) < score(present) else present

@@ -1,7 +1,7 @@
 """The default likelihood beside a spline flow and a mixture network: time and operations of a step.
 
 256 rows, five contexts, float32, one thread, in seconds of this process. Steps take turns, and
-ratios are medians over turns. The peers stand behind two layers of 128 GELU, as the default does,
+ratios are medians over turns. The peers stand behind two layers of 128 SiLU, as the default does,
 and behind two layers of 128 ReLU, with which ``tests.perf.regression`` trains them. One step of the
 default is compiled as a whole, by ``torch.compile``. Then ``cdf`` and three quantiles of 10,000
 rows. Run as ``python -m tests.perf.likelihood``.
@@ -29,7 +29,7 @@ class _SmoothMixtureNetwork(MixtureNetwork):
 
     def __init__(self, context_dim: int) -> None:
         super().__init__(context_dim)
-        self.net[1], self.net[3] = nn.GELU(), nn.GELU()
+        self.net[1], self.net[3] = nn.SiLU(), nn.SiLU()
 
 
 class _SmoothSplineFlow(SplineFlow):
@@ -37,7 +37,7 @@ class _SmoothSplineFlow(SplineFlow):
 
     def __init__(self, context_dim: int) -> None:
         super().__init__(context_dim)
-        hidden = {"hidden_features": (128, 128), "activation": nn.GELU}
+        hidden = {"hidden_features": (128, 128), "activation": nn.SiLU}
         self.flow = zuko.flows.NSF(1, context_dim, transforms=1, bins=8, **hidden)
 
 
@@ -73,8 +73,8 @@ def main() -> None:
     torch.distributions.Distribution.set_default_validate_args(False)
     context, y = torch.randn(ROWS, CONTEXT), torch.randn(ROWS)
     peers = {
-        "flow, GELU": _SmoothSplineFlow(CONTEXT),
-        "mixture, GELU": _SmoothMixtureNetwork(CONTEXT),
+        "flow, SiLU": _SmoothSplineFlow(CONTEXT),
+        "mixture, SiLU": _SmoothMixtureNetwork(CONTEXT),
         "flow, ReLU": SplineFlow(CONTEXT),
         "mixture, ReLU": MixtureNetwork(CONTEXT),
     }
