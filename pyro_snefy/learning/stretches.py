@@ -23,7 +23,7 @@ _LEAST = 1.1
 # The largest logarithm of a factor. With the default basis none is above 61.
 _LARGEST = 300.0
 # A prior of log a, log(b / a - 1.1) and log(α / (1 - α)): means and standard deviations.
-_USUAL, _SPREAD = np.array([math.log(0.6), math.log(0.6), 0.0]), np.array([0.3, 0.3, 0.5])
+_USUAL, _SPREAD = np.array([math.log(0.75), math.log(0.6), 0.0]), np.array([0.3, 0.3, 0.5])
 # Where a search may start, as steps from the mean of log a, and how often it evaluates the score.
 _STARTS, _TRIALS = (-1.0, -0.5, 0.0, 0.5), 80
 
@@ -138,7 +138,7 @@ def best_stretches(
         \log \frac{\alpha}{1 - \alpha}\right)
 
     Few rows do not determine three numbers: :math:`\bar\theta` is a normal prior, at factors of
-    0.6 and 1.02 with equal weights.
+    0.75 and 1.3 with equal weights.
 
     Arguments:
         score: The score of a trial, lower is better.
