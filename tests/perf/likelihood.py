@@ -1,12 +1,14 @@
 """The default likelihood beside a spline flow and a mixture network: time and operations of a step.
 
-256 rows, five contexts, float32, one thread, in seconds of this process. Steps take turns, and
-ratios are medians over turns. The peers stand behind two layers of 128 SiLU, as the default does,
-and behind two layers of 128 ReLU, with which ``tests.perf.regression`` trains them. One step of the
-default is compiled as a whole, by ``torch.compile``. Then ``cdf`` and three quantiles of 10,000
-rows. Run as ``python -m tests.perf.likelihood``.
+256 rows, five contexts, float32, one thread, in seconds of this process. Steps take turns, in
+another order each time, and ratios are medians over turns. The peers stand behind two layers of
+128 SiLU, as the default does, and behind two layers of 128 ReLU, with which
+``tests.perf.regression`` trains them. One step of the default is compiled as a whole, by
+``torch.compile``. Then ``cdf`` and three quantiles of 10,000 rows. Run as
+``python -m tests.perf.likelihood``.
 """
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -87,9 +89,9 @@ def main() -> None:
     counts = {name: operations(step).total() for name, step in steps.items()}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):
-        for name, step in steps.items():
-            step()  # finds the caches as the step before left them
-            times[name].append(_seconds(step))
+        for name in random.sample(list(steps), len(steps)):
+            steps[name]()  # finds the caches as the step before left them
+            times[name].append(_seconds(steps[name]))
     for name in steps:
         line = f"{name:20s}{1e3 * statistics.median(times[name]):7.2f} ms"
         for peer in peers:
