@@ -102,6 +102,11 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
     ) -> None:
         super().__init__()
         _check(base, context_dim, hidden_dim, readout_dim, activation, heads)
+        if not learn_neurons and any(isinstance(head, Bias) for head in heads):
+            raise ValueError(
+                "ConditionalSNEFY: expected no Bias among the heads of neurons that stay as they "
+                f"are, got {heads!r}."
+            )
         check_exposure(base, context_dim, exposure)
         self.exposure = exposure
         if not isinstance(net, nn.Module):
@@ -189,8 +194,8 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
 
         A network that has seen few rows is too sure of some of them, and one that learnt with
         dropout, and is used without, is not sure enough of others. No single factor mends both:
-        errors on new rows have a narrow core and wide flanks. The mixture is a family with the same
-        neurons and twice the rows of readout.
+        errors on new rows have a narrow core and wide flanks. The mixture is a family with more
+        bumps and twice the rows of readout.
 
         On real vectors all bumps get wider or narrower by one factor :math:`f` between 0.4 and 2.5:
 
@@ -268,12 +273,12 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
             )
         for head, piece in zip(self.heads, outputs.split_with_sizes(sizes, dim=-1), strict=True):
             parameters = head(parameters, piece)
-        if self.stretches is not None:
-            parameters = self.stretches(parameters, self.weight, self.bias)
         base = parameters.base
         if self.exposure is not None:
             base = exposed(base, context[..., self.exposure])
         weight = self.weight if base is own else self._weight_on(base)
+        if self.stretches is not None:
+            parameters, weight = self.stretches(parameters, weight)
         bias = parameters.bias
         if base.support in REALS:
             base = Standardized(base, parameters.loc, parameters.scale, validate_args=False)
