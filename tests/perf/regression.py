@@ -373,7 +373,7 @@ def outliers(models: list[str]) -> None:
 
     def rows(count: int) -> Rows:
         x = generator.uniform(-2, 2, count)
-        y = np.sin(2 * x) + (0.1 + 0.15 * np.abs(x)) * generator.standard_normal(count)
+        y = np.sin(2 * x) + (0.08 + 0.12 * np.abs(x)) * generator.standard_normal(count)
         far = generator.random(count) < 0.05
         y = np.where(far, 20 * generator.standard_t(1.5, count), y)
         return torch.tensor(x).float().unsqueeze(-1), torch.tensor(y).float()
@@ -386,7 +386,7 @@ def outliers(models: list[str]) -> None:
     with torch.no_grad():
         found["Student t"] = {"nll": -student.log_prob(test[1], test[0])}
     x, y = test[0].squeeze(-1), test[1]
-    near = torch.distributions.Normal((2 * x).sin(), 0.1 + 0.15 * x.abs()).log_prob(y)
+    near = torch.distributions.Normal((2 * x).sin(), 0.08 + 0.12 * x.abs()).log_prob(y)
     far = torch.distributions.StudentT(1.5, 0.0, 20.0).log_prob(y)
     found["truth"] = {"nll": -torch.logaddexp(math.log(0.95) + near, math.log(0.05) + far)}
     _report(found)
