@@ -5,6 +5,7 @@ __all__ = ["ConditionalSNEFY", "conditional_snefy"]
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple
+from functools import partial
 
 import torch
 from pyro.distributions import ConditionalDistribution
@@ -31,6 +32,7 @@ from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
     checked_events,
     complete_rows,
+    correlation_factor,
     fit_base,
     fit_tails,
     robust_location_scale,
@@ -113,7 +115,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
             raise TypeError(f"ConditionalSNEFY: expected net to be a torch.nn.Module, got {net!r}.")
         self.activation, self.heads = activation, tuple(heads)
         self.base = BaseModule(base, learn_base)
-        concentric = isinstance(base, GaussianMixture) and base.is_concentric
+        concentric = isinstance(base, GaussianMixture) and base.loc.shape[-1 - base.event_dim] == 1
         self._learns_tails = concentric and bool(learn_base)
         self.learn_neurons = learn_neurons
         self.stretches: Stretches | None = None
@@ -165,8 +167,12 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
             loc, scale = robust_location_scale(x)
             self.loc.copy_(loc)
             self.scale.copy_(scale)
-            if self._learns_tails:
-                self.base.set(fit_tails(base, (x - loc) / scale))
+            if self._learns_tails and isinstance(base, GaussianMixture):
+                events = (x - loc) / scale
+                if base.scale_tril is not None and not self.learn_neurons:
+                    factor = correlation_factor(events, self._standardized_context(context))
+                    base = self._sheared(base, factor)
+                self.base.set(fit_tails(base, events))
         else:
             rows = complete_rows(x)
             if (units := location_scale(base, rows, False)) is not None:
@@ -182,6 +188,17 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
                     # Waves that are slow where the counts are.
                     nn.init.normal_(self.weight, std=1 / spread(rows).item())
         return self
+
+    def _sheared(self, base: GaussianMixture, factor: Tensor) -> GaussianMixture:
+        # Base and neurons of A u in place of u. Correlations of the first component become L L'.
+        assert base.scale_tril is not None
+        solve = partial(torch.linalg.solve_triangular, upper=False, left=False)
+        first = base.scale_tril[0]
+        change = solve(first / first.norm(dim=-1, keepdim=True), factor)
+        self.weight.copy_(solve(change, self.weight))
+        return GaussianMixture(
+            base.logits, base.loc @ change.mT, scale_tril=change @ base.scale_tril
+        )
 
     @torch.no_grad()
     def recalibrate(self, score: Callable[[], float], rows: int | None = None) -> None:
@@ -391,7 +408,9 @@ def conditional_snefy(
     times as wide as the one before, with learnt weights. Its neurons are a basis that stays as it
     is: a constant, and bumps :math:`e^{-w^2 (u - c_i)^2 / 2}` with equally spaced centres. Far from
     the centres the density is the base, so that outliers have no say in the shape. The network
-    emits location, scale and readout, and one kernel serves all contexts.
+    emits location, scale and readout, and one kernel serves all contexts. For vectors, the bumps
+    are along random directions, and :math:`u = L^{-1} ((x - l) / s)`: ``initialize`` takes the
+    correlations :math:`L L^\top` from the errors of a linear regression on the contexts.
     :func:`~pyro_snefy.fit` ends with the widths of the densities that its validation rows prefer,
     see :meth:`~pyro_snefy.learning.ConditionalSNEFY.recalibrate`.
     ``python -m tests.perf.regression`` compares it with a mixture density network and a spline
@@ -437,8 +456,8 @@ def conditional_snefy(
         activation = Bump() if basis and closed_form(Bump(), base, bias=True) else Cos()
     # Neurons are bounded: the tails of the base are the tails of the density.
     chosen = not isinstance(base_or_dim, Base) and isinstance(activation, Bump | Cos | Sin | Cis)
-    base = heavy_tailed(base) if chosen else base
     basis = basis and isinstance(activation, Bump)
+    base = heavy_tailed(base, correlated=basis) if chosen else base
     if hidden_dim is None:
         hidden_dim = (64 if base.event_dim else 18) if basis else 32
     if readout_dim is None:

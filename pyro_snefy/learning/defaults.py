@@ -16,11 +16,19 @@ _SCALES = tuple(4.0**k for k in range(7))
 _LOGITS = (0.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0)
 
 
-def heavy_tailed(base: Base) -> GaussianMixture:
-    """Normal laws about zero in place of a base, each four times as wide as the one before."""
-    loc = torch.zeros((1, *base.event_shape))
+def heavy_tailed(base: Base, correlated: bool = False) -> GaussianMixture:
+    """Normal laws about zero in place of a base, each four times as wide as the one before.
+
+    Arguments:
+        base: The base.
+        correlated: Whether the laws of a vector have a ``scale_tril``, which can be oblique.
+    """
+    logits, loc = torch.tensor(_LOGITS), torch.zeros((1, *base.event_shape))
     scale = torch.tensor(_SCALES).reshape((-1,) + (1,) * base.event_dim)
-    return GaussianMixture(torch.tensor(_LOGITS), loc, scale, event_dim=base.event_dim)
+    if correlated and base.event_dim:
+        tril = scale.unsqueeze(-1) * torch.eye(base.event_shape[0])
+        return GaussianMixture(logits, loc, scale_tril=tril)
+    return GaussianMixture(logits, loc, scale, event_dim=base.event_dim)
 
 
 _SHARPNESS = 1.702  # of rectifiers, see AsinhNet

