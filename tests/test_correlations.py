@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from pyro_snefy import conditional_snefy, fit
 from pyro_snefy.bases import GaussianMixture
 from pyro_snefy.learning import ConditionalSNEFY
-from pyro_snefy.learning.initialization import correlation_factor
+from pyro_snefy.learning.statistics import correlation_factor
 
 F64 = torch.float64
 

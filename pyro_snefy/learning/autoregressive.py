@@ -22,9 +22,10 @@ from ..distributions.snefy import SNEFY
 from .contexts import ContextModule
 from .defaults import bump_basis, heavy_tailed, start_near_base_
 from .heads import LocationScale, Parameters, ReadoutHead
-from .initialization import checked_events, complete_rows, robust_location_scale, spread
+from .initialization import checked_events, complete_rows
 from .parameters import BaseModule, as_base, check_sizes
 from .rows import Data
+from .statistics import robust_location_scale, spread
 
 _HEADS = (LocationScale(), ReadoutHead())
 # A value is an atom if it is this share of the rows, and at least so many rows.

@@ -32,15 +32,13 @@ from .heads import BaseHead, Bias, Head, LocationScale, Parameters, ReadoutHead
 from .initialization import (
     checked_events,
     complete_rows,
-    correlation_factor,
     fit_base,
     fit_tails,
-    robust_location_scale,
 )
 from .parameters import BaseModule, FamilyModule, as_base, check_family, check_sizes
 from .rows import Rows
 from .settings import FitDefaults
-from .statistics import spread
+from .statistics import correlation_factor, robust_location_scale, spread
 from .stretches import Stretches, best_stretches
 from .units import location_scale, to_data_units
 

@@ -21,7 +21,6 @@ from .initialization import (
     checked_events,
     complete_rows,
     fit_base,
-    random_rows,
     spread_neurons,
 )
 from .mixtures import choose_base
@@ -35,6 +34,7 @@ from .parameters import (
 )
 from .rows import Rows, random_order
 from .settings import FitDefaults
+from .statistics import random_rows
 from .units import location_scale, moved, to_data_units
 
 # The root mean square of the random part of the first outputs, next to a constant output of 1. It
