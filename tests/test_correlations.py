@@ -105,6 +105,16 @@ def test_a_second_start_forgets_the_first() -> None:
     assert_close(twice.base().scale_tril, once.base().scale_tril)
 
 
+def test_neurons_that_are_drawn_again_fit_the_base() -> None:
+    pyro.set_rng_seed(0)
+    likelihood = _plain(2).initialize(*_pairs(1000, 0.8))
+    likelihood.reset_parameters()
+    tril = likelihood.base().scale_tril
+    assert tril is not None
+    white = likelihood.weight[1:] @ tril[0]
+    assert_close(white.norm(dim=-1), torch.full((11,), 2.0, dtype=F64))
+
+
 def test_pairs_that_go_together() -> None:
     """The second coordinate is the first one and an error of 5 %.
 

@@ -115,6 +115,8 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
         self.base = BaseModule(base, learn_base)
         concentric = isinstance(base, GaussianMixture) and base.loc.shape[-1 - base.event_dim] == 1
         self._learns_tails = concentric and bool(learn_base)
+        oblique = isinstance(base, GaussianMixture) and base.scale_tril is not None
+        self._is_oblique = self._learns_tails and oblique and not learn_neurons
         self.learn_neurons = learn_neurons
         self.stretches: Stretches | None = None
         if learn_neurons:
@@ -136,7 +138,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
         if not self.learn_neurons:
             n, d = self.weight.shape
             weight, bias = bump_basis(self.weight, along(n) if d == 1 else OBLIQUE)
-            self.weight.copy_(weight)
+            self.weight.copy_(_solve(_factor(self.base()), weight) if self._is_oblique else weight)
             self.bias.copy_(bias)
             start_near_base_(self.readout)
             return
@@ -167,7 +169,7 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
             self.scale.copy_(scale)
             if self._learns_tails and isinstance(base, GaussianMixture):
                 events = (x - loc) / scale
-                if base.scale_tril is not None and not self.learn_neurons:
+                if self._is_oblique:
                     factor = correlation_factor(events, self._standardized_context(context))
                     base = self._sheared(base, factor)
                 self.base.set(fit_tails(base, events))
@@ -189,14 +191,10 @@ class ConditionalSNEFY(ContextModule, FamilyModule):
 
     def _sheared(self, base: GaussianMixture, factor: Tensor) -> GaussianMixture:
         # Base and neurons of A u in place of u. Correlations of the first component become L L'.
-        assert base.scale_tril is not None
-        solve = partial(torch.linalg.solve_triangular, upper=False, left=False)
-        first = base.scale_tril[0]
-        change = solve(first / first.norm(dim=-1, keepdim=True), factor)
-        self.weight.copy_(solve(change, self.weight))
-        return GaussianMixture(
-            base.logits, base.loc @ change.mT, scale_tril=change @ base.scale_tril
-        )
+        change = _solve(_factor(base), factor)
+        self.weight.copy_(_solve(change, self.weight))
+        tril = change @ base.gaussians.factor
+        return GaussianMixture(base.logits, base.loc @ change.mT, scale_tril=tril)
 
     @torch.no_grad()
     def recalibrate(self, score: Callable[[], float], rows: int | None = None) -> None:
@@ -374,6 +372,17 @@ def _check(
         raise ValueError(
             f"{caller}: expected a base on the reals or real vectors for LocationScale, got {base}."
         )
+
+
+# The X with X L = B, from L and B.
+_solve = partial(torch.linalg.solve_triangular, upper=False, left=False)
+
+
+def _factor(base: Base) -> Tensor:
+    # The factor of the correlations of the first component.
+    assert isinstance(base, GaussianMixture)
+    first = base.gaussians.factor[0]
+    return first / first.norm(dim=-1, keepdim=True)
 
 
 # Counts whose rate the network moves by default.
