@@ -31,6 +31,7 @@ from ..constraints import is_real
 from ..network import Network
 from ..numerics.linalg import broadcast_shapes
 from .marginals import log_numerator
+from .pair_lines import PairLine, pair_line
 from .panels import EdgesAndAtoms, Neurons, between_tails, edges_and_atoms, ends
 from .shared_lines import SharedLine, with_shared_neurons
 from .tails import Tails
@@ -460,14 +461,14 @@ def shared_line(network: Network) -> SharedLine | None:
     return None if found is None else SharedLine(*found)
 
 
-def distribution(network: Network, dim: int = 0) -> Line | SharedLine:
-    r"""The law of one coordinate, on one table for all members of a batch where they share one.
+def distribution(network: Network, dim: int = 0) -> Line | SharedLine | PairLine:
+    r"""The law of one coordinate, from what all members of a batch have in common.
 
     Arguments:
         network: The network, in float64, whose statistic is its event.
         dim: The coordinate.
     """
-    return shared_line(network) or line(network, dim)
+    return shared_line(network) or pair_line(network, dim) or line(network, dim)
 
 
 def shared_edges(network: Network) -> tuple[Network, Tensor] | None:

@@ -110,6 +110,10 @@ def main() -> None:
                 _seconds(lambda: law.icdf(levels)),  # noqa: B023
             )
             print(f"10,000 rows{when}: cdf {cdf:.2f} s, three quantiles of each {quantiles:.2f} s")
+        marginal = conditional_snefy(2, CONTEXT)(many[:1000]).marginal([0])
+        cdf = _seconds(lambda: marginal.cdf(torch.randn(1000, 1)))
+        median = _seconds(lambda: marginal.icdf(0.5))
+        print(f"1,000 laws of pairs: cdf of a coordinate {cdf:.2f} s, medians {median:.2f} s")
 
 
 if __name__ == "__main__":
