@@ -90,6 +90,28 @@ def test_shapes(batch: tuple[int, ...], dtype: torch.dtype) -> None:
     assert (several.diff(dim=0) > 0).all()
 
 
+@pytest.mark.parametrize("base", ["normal", "mixture"])
+def test_digits_in_the_lower_tail(base: str) -> None:
+    network = _law(base, n=16)._network.to(F64).latent()
+    x = torch.tensor([-14.0, -10.0, -6.0], dtype=F64).unsqueeze(-1).expand(-1, 3)
+    found, expected = distribution(network, 0).cdf(x), line(network, 0).cdf(x)
+    assert expected.max() < 1e-5
+    assert_close(found, expected, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("size", [1e-170, 1e-100, 1e100, 1e170])
+def test_readouts_of_any_size(size: float) -> None:
+    readout, zeros = torch.randn(2, 1, 3, dtype=F64), torch.zeros(2, dtype=F64)
+    weight, bias = torch.randn(3, 2, dtype=F64), torch.randn(3, dtype=F64)
+    base = Gaussian(zeros, zeros + 1.0)
+    laws = (
+        SNEFY(weight, bias, factor * readout, activation=Bump(), base=base)
+        for factor in (1.0, size)
+    )
+    expected, found = (law.marginal([0]).cdf(torch.zeros(2, 1, dtype=F64)) for law in laws)
+    assert_close(found, expected)
+
+
 def test_gradients() -> None:
     pyro.set_rng_seed(0)
     weight, bias = torch.randn(3, 2, dtype=F64), torch.randn(3, dtype=F64)

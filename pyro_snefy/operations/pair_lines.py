@@ -13,14 +13,15 @@ of a coordinate, with the row :math:`l` of :math:`L` and the matrix
 .. math:: m = c - (l \cdot v_i, l \cdot v_j) G^{-1} (a_i, a_j)^\top, \quad
     s^2 = l \cdot l - (l \cdot v_i, l \cdot v_j) G^{-1} (l \cdot v_i, l \cdot v_j)^\top
 
-Terms have both signs: probabilities have the digits of float64, but small ones not as many as a
-quadrature gives.
+Terms have both signs, as in the normaliser: where neurons nearly cancel each other, both lose
+digits.
 """
 
 __all__ = ["PairLine", "pair_line"]
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -61,10 +62,13 @@ class PairLine:
     """
 
     def __init__(self, network: Network, dim: int) -> None:
+        # Laws do not depend on the sizes of their forms, whose squares might overflow.
+        form = network.form.map(lambda x: x / x.detach().abs().amax((-2, -1), keepdim=True))
+        network = replace(network, form=form)
         weight, bias, base = network.weight, network.bias, network.base
         self.pairs = torch.triu_indices(network.width, network.width, device=weight.device)
         self.batch_shape = network.batch_shape
-        self.form = network.form.map(
+        self.form = form.map(
             lambda x: x.expand(self.batch_shape + x.shape[-2:]).reshape(-1, *x.shape[-2:])
         )
         self.size = (-network.log_normalizer()).exp().expand(self.batch_shape).reshape(-1, 1)

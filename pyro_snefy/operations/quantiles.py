@@ -1,7 +1,9 @@
-r"""Distribution functions and quantiles of one coordinate, by Gauss-Legendre quadrature.
+r"""Distribution functions and quantiles of one coordinate, mostly by Gauss-Legendre quadrature.
 
 All terms of a quadrature of a density are positive. A distribution function thus has its digits in
-the lower tail, too, where terms of a sum over pairs of neurons would cancel.
+the lower tail, too, where terms of a sum over pairs of neurons may cancel. Such sums serve where
+each node of a quadrature would be one: coordinates of bumps on normal laws, which are
+:class:`~pyro_snefy.operations.pair_lines.PairLine`.
 """
 
 __all__ = [
